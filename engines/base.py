@@ -1,0 +1,123 @@
+"""What a back end offers: Backend builds and loads, Engine generates."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from engines.config import DraftKind, EngineConfig, GenerationRequest
+from engines.events import GenerationEvent
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """Where a build stands."""
+
+    stage: int  # from 1
+    num_stages: int
+    name: str
+    elapsed_s: float
+    fraction: float | None = None  # of this stage, 0-1; None where it is not known
+    message: str | None = None  # a log line
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """Whether a back end can be used here, and why not."""
+
+    name: str
+    usable: bool
+    detail: str  # versions and devices, or what is missing and the command that mends it
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a loaded engine is made of, for the record of a run."""
+
+    backend: str
+    target: str
+    draft: str | None
+    dtype: str
+    device: str
+    context_length: int  # prompt and output together, in tokens
+    notes: tuple[str, ...] = ()  # what a reader of its figures must know
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """A loaded target model, with or without a draft model. Serves one generation at a time."""
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo: ...
+
+    @property
+    @abstractmethod
+    def draft_kinds(self) -> tuple[DraftKind, ...]:
+        """Return what this engine can draft with."""
+
+    @abstractmethod
+    def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
+        """Return the ids of a prompt, for target, draft and baseline alike.
+
+        Raises:
+            ValueError: The prompt is empty or does not fit the context.
+        """
+
+    @abstractmethod
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+        """Yield the events of one generation: `Prefill`, `Step`s, at most one `Finish`.
+
+        Closing the iterator cancels the generation before its next step.
+
+        Raises:
+            ValueError: The request does not suit this engine.
+            GenerationError: The back end failed while generating. The engine stays usable.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release device memory. Calling it twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Backend(ABC):
+    """One way to run models. It is named in the table of `engines.backends`."""
+
+    @abstractmethod
+    def probe(self) -> BackendStatus:
+        """Say whether it can be used here, without loading a model. Never raises."""
+
+    @abstractmethod
+    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+        """Fetch, verify, convert and check the models, yielding progress.
+
+        Closing the iterator cancels the build and leaves nothing half-built. What is already
+        built is reused.
+
+        Raises:
+            EngineError: It failed; the text says at what and what to do.
+        """
+
+    @abstractmethod
+    def load(self, config: EngineConfig) -> Engine:
+        """Load built models.
+
+        Raises:
+            ModelNotBuiltError: `build` must run first.
+            EngineError: They cannot be loaded.
+        """

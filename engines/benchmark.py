@@ -1,0 +1,211 @@
+"""The comparison: one request with and without drafting, on the same engine, really run.
+
+Both sides get the same prompt ids, sampling, seed and stop rule; each is warmed up; the order
+alternates from repeat to repeat; prefill is kept apart from decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any, Literal, TypeAlias
+
+from engines.base import Engine
+from engines.config import GenerationRequest
+from engines.environment import environment
+from engines.events import GenerationEvent, Step, Token
+from engines.stats import (
+    FirstDifference,
+    GenerationStats,
+    Spread,
+    first_difference,
+    spread_of,
+    stats_of,
+)
+
+Side: TypeAlias = Literal["speculative", "baseline"]
+SIDES: tuple[Side, Side] = ("speculative", "baseline")
+WARM_UP_TOKENS = 4
+MAX_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """One event of one run of one side."""
+
+    side: Side
+    repeat: int  # from 0
+    event: GenerationEvent
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Every event of a plain, a speculative or a compared run, as far as it has come."""
+
+    settings: dict[str, Any]
+    environment: dict[str, Any] = field(default_factory=environment)
+    runs: dict[Side, list[list[GenerationEvent]]] = field(default_factory=dict)
+
+    def apply(self, run_event: RunEvent) -> None:
+        """Take in one more event."""
+        repeats = self.runs.setdefault(run_event.side, [])
+        while len(repeats) <= run_event.repeat:
+            repeats.append([])
+        repeats[run_event.repeat].append(run_event.event)
+
+    def stats(self, side: Side) -> list[GenerationStats]:
+        """Return the statistics of each repeat of a side, [] where it was not run."""
+        return [stats_of(events) for events in self.runs.get(side, [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run under its JSON names; a compared run where both sides were run."""
+        shared = {"effective_settings": self.settings, "environment": self.environment}
+        if all(self.runs.get(side) for side in SIDES):
+            return {**comparison_of(self).to_dict(), **shared}
+        side = next((side for side in SIDES if self.runs.get(side)), None)
+        return {**(self.stats(side)[-1].to_dict() if side else {}), **shared}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome of a compared run. Figures are medians over the repeats."""
+
+    speculative: GenerationStats  # of the repeat whose decode time is the median
+    baseline: GenerationStats
+    speculative_tokens_per_second: Spread | None
+    baseline_tokens_per_second: Spread | None
+    speedup: Spread | None  # ratio of tokens per second; the range is that of the repeats' ratios
+    is_finished: bool  # both sides ran to their end in every repeat
+    identical: bool | None  # None above temperature 0, where two runs draw different numbers
+    difference: FirstDifference | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison under its JSON names."""
+        return {
+            "speculative": self.speculative.to_dict(),
+            "baseline": self.baseline.to_dict(),
+            "speedup": None if self.speedup is None else self.speedup.median,
+            "speedup_range": _range(self.speedup),
+            "tokens_per_second_range": {
+                "speculative": _range(self.speculative_tokens_per_second),
+                "baseline": _range(self.baseline_tokens_per_second),
+            },
+            "identical": self.identical,
+            "first_difference": None if self.difference is None else asdict(self.difference),
+            "is_finished": self.is_finished,
+        }
+
+
+def run(
+    engine: Engine, request: GenerationRequest, *, baseline: bool, repeats: int = 1
+) -> Iterator[RunEvent]:
+    """Yield the events of a run, and of its baseline where asked for.
+
+    Closing the iterator cancels the generation before its next step.
+
+    Raises:
+        ValueError: `repeats` is out of range, or the request does not suit the engine.
+        GenerationError: The back end failed.
+    """
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise ValueError(f"repeats is {repeats}: use 1 to {MAX_REPEATS}")
+    requests: dict[Side, GenerationRequest] = {"speculative": request}
+    if baseline:
+        requests["baseline"] = request.plain()
+        for side_request in requests.values():
+            _warm_up(engine, side_request)
+    for repeat in range(repeats):
+        order = list(requests.items())
+        if repeat % 2:
+            order.reverse()
+        for side, side_request in order:
+            events = engine.generate(side_request)
+            for event in events:
+                yield RunEvent(side, repeat, event)
+
+
+def comparison_of(record: RunRecord) -> Comparison:
+    """Compare the two sides of a record. Both have at least one event."""
+    speculative, baseline = record.stats("speculative"), record.stats("baseline")
+    pairs = list(zip(speculative, baseline, strict=False))
+    is_finished = len(speculative) == len(baseline) and all(
+        stats.finish_reason != "cancelled" for stats in (*speculative, *baseline)
+    )
+    ours = spread_of(stats.tokens_per_second for stats in speculative)
+    theirs = spread_of(stats.tokens_per_second for stats in baseline)
+    ratios = spread_of(
+        a.tokens_per_second / b.tokens_per_second
+        for a, b in pairs
+        if a.tokens_per_second and b.tokens_per_second
+    )
+    speedup = None
+    if is_finished and ours and theirs and ratios:
+        speedup = replace(ratios, median=ours.median / theirs.median)
+    is_greedy = record.settings.get("temperature") == 0
+    difference = None
+    if is_greedy and is_finished:
+        difference = _first_difference_of_any(record)
+    return Comparison(
+        speculative=_middle(speculative),
+        baseline=_middle(baseline),
+        speculative_tokens_per_second=ours,
+        baseline_tokens_per_second=theirs,
+        speedup=speedup,
+        is_finished=is_finished,
+        identical=difference is None if is_greedy and is_finished else None,
+        difference=difference,
+    )
+
+
+def settings_of(
+    engine: Engine, request: GenerationRequest, *, chat_template: bool, repeats: int = 1
+) -> dict[str, Any]:
+    """Return everything that a run's outcome depends on, for its record."""
+    info = engine.info
+    return {
+        "backend": info.backend,
+        "target": info.target,
+        "draft": info.draft if request.draft_kind == "model" else None,
+        "draft_kind": request.draft_kind,
+        "num_draft_tokens": request.num_draft_tokens,
+        "max_new_tokens": request.max_new_tokens,
+        **asdict(request.sampling),
+        "verification": "exact match" if request.sampling.is_greedy else "rejection sampling",
+        "chat_template": chat_template,
+        "repeats": repeats,
+        "dtype": info.dtype,
+        "device": info.device,
+        "context_length": info.context_length,
+        "versions": info.versions,
+        "notes": list(info.notes),
+    }
+
+
+def _warm_up(engine: Engine, request: GenerationRequest) -> None:
+    """Run a few tokens and drop them, so that neither side pays for what only happens once."""
+    short = replace(request, max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS))
+    for _ in engine.generate(short):
+        pass
+
+
+def _first_difference_of_any(record: RunRecord) -> FirstDifference | None:
+    for ours, theirs in zip(record.runs["speculative"], record.runs["baseline"], strict=True):
+        difference = first_difference(_output(ours), _output(theirs))
+        if difference is not None:
+            return difference
+    return None
+
+
+def _output(events: list[GenerationEvent]) -> list[Token]:
+    return [token for event in events if isinstance(event, Step) for token in event.tokens]
+
+
+def _middle(stats: list[GenerationStats]) -> GenerationStats:
+    """Return the repeat nearest to the median of the decode times."""
+    middle = median(item.decode_s for item in stats)
+    return min(stats, key=lambda item: abs(item.decode_s - middle))
+
+
+def _range(spread: Spread | None) -> list[float] | None:
+    return None if spread is None else [spread.low, spread.high]

@@ -1,0 +1,132 @@
+"""What a model reference means: the bundled target, a folder, a GGUF file, or a Hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from engines import bundled
+from engines.config import BUNDLED
+from engines.errors import ModelLoadError, ModelNotBuiltError
+from engines.store import EngineStore, engine_key
+
+CONVERSION_VERSION = 1  # part of the key of every converted checkpoint: raised when it changes
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+Source = Literal["bundled", "folder", "gguf", "hub"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model as the user named it, and where it comes from."""
+
+    text: str
+    source: Source
+    name: str  # for people
+    path: Path | None = None  # of a folder or a GGUF file
+    repo: str | None = None  # of the Hub
+    revision: str | None = None  # of the Hub; None is its main branch
+
+
+def parse_reference(text: str) -> Reference:
+    """Return what a reference names, without reading the model.
+
+    Raises:
+        ModelLoadError: It names nothing that could be a model.
+    """
+    if text == BUNDLED:
+        return Reference(text, "bundled", bundled.NAME)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(
+                f"the folder '{text}' holds no model: it has no config.json; name the folder that "
+                "'save_pretrained' or a download from the Hub has filled"
+            )
+        return Reference(text, "folder", path.resolve().name, path=path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelLoadError(
+                f"'{text}' is a file but not a .gguf file; name a .gguf file or a model's folder"
+            )
+        return Reference(text, "gguf", path.stem, path=path)
+    hub = HUB_ID.fullmatch(text)
+    if hub is None or path.suffix == ".gguf":
+        raise ModelLoadError(
+            f"there is no model '{text}': name a folder, a .gguf file, a Hub id such as "
+            f"'org/name', or '{BUNDLED}'"
+        )
+    return Reference(text, "hub", hub["repo"], repo=hub["repo"], revision=hub["revision"])
+
+
+def gguf_identity(sha256: str) -> Mapping[str, Any]:
+    """Return everything that changes a checkpoint converted from a GGUF file."""
+    return {"kind": "checkpoint", "gguf_sha256": sha256, "conversion_version": CONVERSION_VERSION}
+
+
+def bundled_key() -> str:
+    """Return the store's key of the bundled target."""
+    return engine_key(bundled.NAME, gguf_identity(bundled.GGUF_SHA256))
+
+
+def hash_file(path: Path) -> Iterator[str | None]:
+    """Yield None now and then while a file is read, and its SHA-256 at the end."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(64 * 1024 * 1024):
+            digest.update(block)
+            yield None
+    yield digest.hexdigest()
+
+
+def built_path(reference: Reference, store: EngineStore) -> Path:
+    """Return the folder that a back end loads the model from.
+
+    Raises:
+        ModelNotBuiltError: It must be fetched or converted first.
+        EngineError: It is damaged.
+    """
+    remedy = "build it first (the Build button, or 'python -m engines build')"
+    if reference.source == "folder":
+        assert reference.path is not None
+        return reference.path
+    if reference.source == "hub":
+        return _hub_snapshot(reference, remedy)
+    key = bundled_key() if reference.source == "bundled" else gguf_key(reference)
+    entry = store.find(key)
+    if entry is None:
+        raise ModelNotBuiltError(f"'{reference.name}' is not converted yet; {remedy}")
+    return entry.path
+
+
+def gguf_key(reference: Reference) -> str:
+    """Return the store's key of a converted GGUF file, which is read whole for it."""
+    assert reference.path is not None
+    *_, sha256 = hash_file(reference.path)
+    assert sha256 is not None
+    return engine_key(reference.name, gguf_identity(sha256))
+
+
+def _hub_snapshot(reference: Reference, remedy: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    from engines.fetch import PATTERNS
+
+    try:
+        return Path(
+            snapshot_download(
+                str(reference.repo),
+                revision=reference.revision,
+                allow_patterns=list(PATTERNS),
+                local_files_only=True,
+            )
+        )
+    except LocalEntryNotFoundError as exc:
+        raise ModelNotBuiltError(f"'{reference.text}' is not downloaded yet; {remedy}") from exc
+    except HFValidationError as exc:
+        raise ModelLoadError(f"'{reference.text}' is not a Hub id: {exc}") from exc

@@ -1,0 +1,94 @@
+"""Runs a child process in its own group, streams its lines, kills the group when closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from engines.errors import EngineBuildError
+
+HEARTBEAT_S = 0.25  # a silent child gives its caller a chance to stop this often
+ERROR_PREFIX = "error: "  # how a child of ours says in one sentence why it failed
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+
+def own_module(module: str, *args: str) -> list[str]:
+    """Return the command that runs one of this project's modules, from any folder."""
+    launcher = f"import runpy, sys; sys.path.insert(0, {str(PROJECT_ROOT)!r}); "
+    launcher += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", launcher, *args]
+
+
+def child_lines(
+    args: Sequence[str], *, action: str, env: Mapping[str, str] | None = None
+) -> Iterator[str | None]:
+    """Yield the lines that a child writes to either stream, and None while it is silent.
+
+    Closing the iterator kills the child and everything it started.
+
+    Args:
+        args: The program and its arguments; no shell is involved.
+        action: What the child does, for the message.
+        env: Variables set on top of this process's own.
+
+    Raises:
+        EngineBuildError: The child failed; the text holds its own sentence, or its last line.
+    """
+    process = subprocess.Popen(
+        args,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        env={**os.environ, **(env or {})},
+    )
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    reader = Thread(target=_read_lines, args=(process, lines), daemon=True)
+    reader.start()
+    last_line, sentence = "", None
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=HEARTBEAT_S)
+            except Empty:
+                yield None
+                continue
+            if line is None:
+                break
+            last_line = line or last_line
+            if line.startswith(ERROR_PREFIX):
+                sentence = line.removeprefix(ERROR_PREFIX)
+            else:
+                yield line
+        if process.wait() != 0:
+            reason = sentence or last_line or f"exit status {process.returncode}"
+            raise EngineBuildError(f"{action}: {reason}")
+    finally:
+        _kill_group(process)
+        reader.join()
+
+
+def _read_lines(process: subprocess.Popen[str], lines: SimpleQueue[str | None]) -> None:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if line.strip():
+                lines.put(line.rstrip())
+    lines.put(None)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        process.wait()

@@ -1,0 +1,127 @@
+"""What a caller asks for: EngineConfig, SamplingParams, GenerationRequest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, get_args
+
+BUNDLED = "bundled"  # the name of the target that the project brings
+
+DraftKind = Literal["model", "prompt_lookup", "none"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
+MAX_NUM_DRAFT_TOKENS = 32
+MAX_NUM_TOP_TOKENS = 5
+
+
+def _require(condition: bool, field_name: str, value: object, remedy: str) -> None:
+    if not condition:
+        raise ValueError(f"{field_name} is {value!r}: {remedy}")
+
+
+def _require_number(
+    field_name: str, value: float, low: float, high: float, remedy: str, *, whole: bool = False
+) -> None:
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    _require(is_number and math.isfinite(value) and low <= value <= high, field_name, value, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which models to load, and how. An equal config names the same engine.
+
+    A model is named by `bundled`, a local folder, a `.gguf` file, or a Hub id such as
+    `org/name` or `org/name@revision`.
+    """
+
+    backend: str = "transformers"
+    target: str = BUNDLED
+    draft: str | None = None  # None: the engine drafts without a model, or not at all
+    dtype: DTypeName = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
+    device: DeviceName = "auto"
+
+    def __post_init__(self) -> None:
+        _require(bool(self.target.strip()), "target", self.target, "name a model")
+        if self.draft is not None:
+            _require(bool(self.draft.strip()), "draft", self.draft, "name a model, or leave it out")
+        for name, value, allowed in (
+            ("dtype", self.dtype, get_args(DTypeName)),
+            ("device", self.device, get_args(DeviceName)),
+        ):
+            _require(value in allowed, name, value, f"use one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from a model's logits, for target and draft alike."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps every token
+    top_p: float = 1.0  # 1 keeps every token
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_number("temperature", self.temperature, 0, 10, "use 0 (greedy) to 10")
+        _require_number("top_k", self.top_k, 0, 10**6, "use 0 (off) or more", whole=True)
+        _require_number("top_p", self.top_p, 1e-6, 1, "use more than 0, up to 1 (off)")
+        _require_number("seed", self.seed, 0, 2**53, "use a whole number from 0", whole=True)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation: the prompt's ids, how to draft, how to sample, when to stop."""
+
+    prompt_token_ids: tuple[int, ...]
+    draft_kind: DraftKind = "none"
+    num_draft_tokens: int = 0  # drafted per step; 0 with the draft kind `none`, and only there
+    max_new_tokens: int = 64
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    num_top_tokens: int = 0  # how many of the likeliest entries each token reports
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ValueError("the prompt is empty: type some text")
+        _require(
+            self.draft_kind in DRAFT_KINDS,
+            "draft_kind",
+            self.draft_kind,
+            f"use one of {', '.join(DRAFT_KINDS)}",
+        )
+        if self.draft_kind == "none":
+            _require(
+                self.num_draft_tokens == 0,
+                "num_draft_tokens",
+                self.num_draft_tokens,
+                "the draft kind 'none' drafts nothing; use 0, or choose another kind",
+            )
+        else:
+            _require_number(
+                "num_draft_tokens",
+                self.num_draft_tokens,
+                1,
+                MAX_NUM_DRAFT_TOKENS,
+                f"use 1 to {MAX_NUM_DRAFT_TOKENS}, or the draft kind 'none' for plain decoding",
+                whole=True,
+            )
+        _require_number(
+            "max_new_tokens", self.max_new_tokens, 1, 10**6, "use 1 or more", whole=True
+        )
+        _require_number(
+            "num_top_tokens",
+            self.num_top_tokens,
+            0,
+            MAX_NUM_TOP_TOKENS,
+            f"use 0 to {MAX_NUM_TOP_TOKENS}",
+            whole=True,
+        )
+
+    def plain(self) -> Self:
+        """Return the same request with nothing drafted: the baseline."""
+        return replace(self, draft_kind="none", num_draft_tokens=0)

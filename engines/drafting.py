@@ -1,0 +1,148 @@
+"""How drafts are made: the proposer contract, and the three kinds behind it.
+
+Works on token ids only, over any model that offers the `CachedModel` protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from engines.config import SamplingParams
+from engines.prompt_lookup import NgramIndex
+from engines.sampling import Array, draw, softmax, to_probs, top_entries
+
+PREFILL_CHUNK_TOKENS = 256  # read between two chances to stop
+
+
+class CachedModel(Protocol):
+    """A causal language model that remembers what it has read, for one sequence."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Return how many tokens the KV cache holds."""
+        ...
+
+    def forward(self, token_ids: Sequence[int], *, num_logits: int) -> Array:
+        """Read further tokens.
+
+        Returns:
+            [num_logits, vocab_size], float32 or better: the logits behind the last `num_logits`
+            of `token_ids`. The vocabulary is that of the tokenizer, without padding.
+        """
+        ...
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` cached tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens, and what each was drawn from."""
+
+    token_ids: tuple[int, ...] = ()
+    probs: tuple[Array, ...] | None = None  # [vocab_size] each; None: chosen with certainty
+    reported_probs: tuple[float | None, ...] = ()
+    top: tuple[list[tuple[int, float]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a proposer is asked for."""
+
+    context_token_ids: Sequence[int]
+    num_tokens: int  # at most; at least 1
+    sampling: SamplingParams
+    random: Random
+    num_top_tokens: int = 0
+
+
+class Proposer(Protocol):
+    """Proposes what the target may say next, for one sequence."""
+
+    def prefill(self, token_ids: Sequence[int]) -> Iterator[None]:
+        """Read the prompt in chunks, yielding between them."""
+        ...
+
+    def propose(self, request: DraftRequest) -> Draft:
+        """Return a draft that continues the context."""
+        ...
+
+    def keep(self, num_tokens: int) -> None:
+        """Forget whatever was read beyond the first `num_tokens` of the context."""
+        ...
+
+
+def prefill_chunks(model: CachedModel, token_ids: Sequence[int]) -> Iterator[None]:
+    """Read a prompt into a model's cache, yielding between chunks."""
+    for start in range(0, len(token_ids), PREFILL_CHUNK_TOKENS):
+        if start > 0:
+            yield
+        model.forward(token_ids[start : start + PREFILL_CHUNK_TOKENS], num_logits=1)
+
+
+@dataclass(slots=True)
+class ModelProposer:
+    """The draft kind `model`: a smaller model writes ahead."""
+
+    model: CachedModel
+
+    def prefill(self, token_ids: Sequence[int]) -> Iterator[None]:
+        return prefill_chunks(self.model, token_ids)
+
+    def propose(self, request: DraftRequest) -> Draft:
+        token_ids: list[int] = []
+        probs: list[Array] = []
+        reported_probs: list[float | None] = []
+        top: list[list[tuple[int, float]]] = []
+        # After a draft that was kept whole, its last token is still unread, beside the bonus token.
+        unread = list(request.context_token_ids[self.model.num_cached_tokens :])
+        while len(token_ids) < request.num_tokens:
+            logits = self.model.forward(unread, num_logits=1)
+            step_probs = to_probs(logits, request.sampling)[0]
+            token_id = draw(step_probs, request.random.random())
+            reported = softmax(logits)[0] if request.sampling.is_greedy else step_probs
+            token_ids.append(token_id)
+            probs.append(step_probs)
+            reported_probs.append(float(reported[token_id]))
+            if request.num_top_tokens:
+                top.append(top_entries(reported, request.num_top_tokens))
+            unread = [token_id]
+        return Draft(tuple(token_ids), tuple(probs), tuple(reported_probs), tuple(top))
+
+    def keep(self, num_tokens: int) -> None:
+        self.model.truncate(min(num_tokens, self.model.num_cached_tokens))
+
+
+@dataclass(slots=True)
+class PromptLookupProposer:
+    """The draft kind `prompt_lookup`: what followed the same words before."""
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+
+    def prefill(self, token_ids: Sequence[int]) -> Iterator[None]:
+        return iter(())
+
+    def propose(self, request: DraftRequest) -> Draft:
+        found = self.index.lookup(request.context_token_ids, request.num_tokens)
+        return Draft(tuple(found), None, (1.0,) * len(found))
+
+    def keep(self, num_tokens: int) -> None:
+        """Only the context is ever indexed, so there is nothing to forget."""
+
+
+@dataclass(slots=True)
+class NoProposer:
+    """The draft kind `none`: plain decoding is the loop with nothing drafted."""
+
+    def prefill(self, token_ids: Sequence[int]) -> Iterator[None]:
+        return iter(())
+
+    def propose(self, request: DraftRequest) -> Draft:
+        return Draft()
+
+    def keep(self, num_tokens: int) -> None:
+        """It reads nothing."""

@@ -1,0 +1,50 @@
+"""What a figure was measured on: machine, processor, memory, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("torch", "transformers", "gradio", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to judge a figure. No names of users, hosts or folders."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "num_cpus": usable_cpus(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def usable_cpus() -> int:
+    """Return the processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,153 @@
+"""Rounds of token ids to events with text and times, for every back end that uses our loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from engines.config import GenerationRequest
+from engines.detokenizer import Decode, Detokenizer
+from engines.drafting import CachedModel, Proposer
+from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin, TopEntry
+from engines.speculative import PrefillChunk, Round, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a generation needs of a tokenizer."""
+
+    decode: Decode
+    stop_token_ids: frozenset[int]
+    control_token_ids: frozenset[int]
+
+
+class Stopwatch:
+    """Counts the seconds since it was made, less those for which it was paused."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._paused_at = self._started
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds counted so far. The stopwatch must be running."""
+        return self._clock() - self._started
+
+    def pause(self) -> None:
+        self._paused_at = self._clock()
+
+    def resume(self) -> None:
+        self._started += self._clock() - self._paused_at
+
+
+def generate_events(
+    target: CachedModel,
+    proposer: Proposer,
+    request: GenerationRequest,
+    vocabulary: Vocabulary,
+    *,
+    context_length: int,
+) -> Iterator[GenerationEvent]:
+    """Yield the events of one generation.
+
+    The clock stands still while the consumer holds the stream, so drawing is never measured.
+    """
+    stopwatch = Stopwatch()
+    step_builder = StepBuilder(vocabulary, request)
+    last_token_id = None
+    for item in decode(
+        target,
+        proposer,
+        request,
+        stop_token_ids=vocabulary.stop_token_ids,
+        context_length=context_length,
+    ):
+        event: GenerationEvent
+        if isinstance(item, PrefillChunk):
+            num_prompt_tokens = len(request.prompt_token_ids)
+            event = Prefill(num_prompt_tokens, item.num_cached_tokens, stopwatch.elapsed_s)
+        else:
+            event = step_builder.build(item, stopwatch)
+            last_token_id = item.output_token_ids[-1]
+        stopwatch.pause()
+        yield event
+        stopwatch.resume()
+    is_stopped = last_token_id in vocabulary.stop_token_ids
+    yield Finish("stop" if is_stopped else "length", stopwatch.elapsed_s)
+
+
+class StepBuilder:
+    """Turns rounds into steps, in order: it holds the text of unfinished characters."""
+
+    def __init__(self, vocabulary: Vocabulary, request: GenerationRequest) -> None:
+        self._vocabulary = vocabulary
+        self._is_greedy = request.sampling.is_greedy
+        self._detokenizer = Detokenizer(vocabulary.decode)
+
+    def build(self, round_: Round, stopwatch: Stopwatch) -> Step:
+        """Return the next step; the clock is read last, when its text is ready."""
+        drafted = round_.draft.token_ids
+        num_output = len(round_.output_token_ids)
+        num_accepted = min(round_.verification.verdict.num_accepted_tokens, num_output)
+
+        tokens = [
+            self._token(self._detokenizer, round_, position, token_id, "accepted")
+            for position, token_id in enumerate(drafted[:num_accepted])
+        ]
+        dropped_text = self._detokenizer.fork()
+        rejected = []
+        for position, token_id in enumerate(drafted[num_accepted:], start=num_accepted):
+            origin: TokenOrigin = "rejected" if position == num_accepted else "unverified"
+            if num_output == num_accepted:  # a stop token ended the output before this one
+                origin = "discarded"
+            rejected.append(self._token(dropped_text, round_, position, token_id, origin))
+        if num_output > num_accepted:
+            origin = "recovered" if rejected else "bonus" if drafted else "target"
+            next_token_id = round_.output_token_ids[-1]
+            tokens.append(
+                self._token(self._detokenizer, round_, len(drafted), next_token_id, origin)
+            )
+        if round_.is_last and (rest := self._detokenizer.flush()):
+            tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+        return Step(
+            tokens=tuple(tokens),
+            rejected=tuple(rejected),
+            num_draft_tokens=len(drafted),
+            draft_s=round_.draft_s,
+            target_s=round_.target_s,
+            elapsed_s=stopwatch.elapsed_s,
+        )
+
+    def _token(
+        self,
+        detokenizer: Detokenizer,
+        round_: Round,
+        position: int,  # in the draft; behind it for the token that follows
+        token_id: int,
+        origin: TokenOrigin,
+    ) -> Token:
+        draft, verification = round_.draft, round_.verification
+        num_accepted = verification.verdict.num_accepted_tokens
+        is_drafted = position < len(draft.token_ids)
+        is_judged = not is_drafted or position <= num_accepted
+        # The token that follows the accepted ones was drawn from the row of the first rejected one.
+        row = position if is_drafted else num_accepted
+        is_control = token_id in self._vocabulary.control_token_ids
+        return Token(
+            id=token_id,
+            text="" if is_control else detokenizer.push(token_id),
+            origin=origin,
+            control=self._vocabulary.decode([token_id]) if is_control else "",
+            target_prob=verification.target_probs[position] if is_judged else None,
+            draft_prob=draft.reported_probs[position] if is_drafted else None,
+            uniform=verification.uniforms[position] if is_judged and not self._is_greedy else None,
+            top_target=self._entries(verification.top_target, row) if is_judged else (),
+            top_draft=self._entries(draft.top, row),
+        )
+
+    def _entries(self, rows: tuple[list[tuple[int, float]], ...], row: int) -> tuple[TopEntry, ...]:
+        if row >= len(rows):
+            return ()
+        return tuple(TopEntry(id_, self._vocabulary.decode([id_]), prob) for id_, prob in rows[row])

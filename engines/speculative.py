@@ -1,0 +1,147 @@
+"""The loop over two cached models: draft, verify in one target pass, keep, roll back.
+
+Works on token ids only; `engines.generation` gives its rounds text and times. Plain decoding is
+the same loop with nothing drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from random import Random
+from time import perf_counter
+
+from array_api_compat import array_namespace, device
+
+from engines.config import GenerationRequest, SamplingParams
+from engines.drafting import CachedModel, Draft, DraftRequest, Proposer, prefill_chunks
+from engines.rejection import Verdict, probs_of, verify_draft
+from engines.sampling import Array, one_hot, softmax, to_probs, top_entries
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """The target has read the prompt this far. The last one comes when the draft has, too."""
+
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What one target pass says about a draft.
+
+    The sequences have one entry for each draft token and one more for the token that follows. The
+    entries of tokens behind the first rejected one were never compared.
+    """
+
+    verdict: Verdict
+    target_probs: tuple[float, ...]
+    uniforms: tuple[float, ...]
+    top_target: tuple[list[tuple[int, float]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One target pass, with the draft it verified."""
+
+    draft: Draft
+    verification: Verification
+    output_token_ids: tuple[int, ...]  # what joins the output, cut behind a stop token
+    is_last: bool
+    draft_s: float
+    target_s: float
+
+
+def decode(
+    target: CachedModel,
+    proposer: Proposer,
+    request: GenerationRequest,
+    *,
+    stop_token_ids: frozenset[int],
+    context_length: int,
+) -> Iterator[PrefillChunk | Round]:
+    """Yield how the prompt is read, then a round for each target pass, until a stop or the limit.
+
+    After each round the target's cache holds the prompt and all but the last output token, the
+    proposer's no more than that. Every draw comes from one generator, seeded by the request.
+
+    Args:
+        target: Its cache is empty, and so is the proposer's.
+        proposer: Drafts `request.num_draft_tokens` a round; fewer where less is left to say.
+        request: The prompt, the sampling and the limits.
+        stop_token_ids: Any of these ends the output, and is its last token.
+        context_length: The most tokens that prompt and output may have together.
+    """
+    random = Random(request.sampling.seed)  # noqa: S311 - sampling, not secrets
+    context = list(request.prompt_token_ids)
+    max_tokens = min(len(context) + request.max_new_tokens, context_length)
+
+    # The last prompt token is read by the first round, as the last output token is by each later.
+    for _ in chain(prefill_chunks(target, context[:-1]), proposer.prefill(context[:-1])):
+        yield PrefillChunk(target.num_cached_tokens)
+    yield PrefillChunk(target.num_cached_tokens)
+
+    is_stopped = False
+    while len(context) < max_tokens and not is_stopped:
+        started = perf_counter()
+        # A round adds one token to those it accepts, so it drafts one fewer than are left.
+        num_wanted = min(request.num_draft_tokens, max_tokens - len(context) - 1)
+        draft = Draft()
+        if num_wanted > 0:
+            draft = proposer.propose(
+                DraftRequest(context, num_wanted, request.sampling, random, request.num_top_tokens)
+            )
+        drafted = perf_counter()
+
+        num_draft_tokens = len(draft.token_ids)
+        logits = target.forward(
+            [*context[target.num_cached_tokens :], *draft.token_ids],
+            num_logits=num_draft_tokens + 1,
+        )
+        verification = verify(draft, logits, request.sampling, random, request.num_top_tokens)
+        num_accepted = verification.verdict.num_accepted_tokens
+        output = [*draft.token_ids[:num_accepted], verification.verdict.next_token_id]
+        for position, token_id in enumerate(output):
+            if token_id in stop_token_ids:
+                output = output[: position + 1]
+                is_stopped = True
+                break
+
+        proposer.keep(len(context) + min(num_accepted, len(output) - 1))
+        target.truncate(len(context) + len(output) - 1)
+        context += output
+        verified = perf_counter()
+        is_last = is_stopped or len(context) >= max_tokens
+        yield Round(
+            draft, verification, tuple(output), is_last, drafted - started, verified - drafted
+        )
+
+
+def verify(
+    draft: Draft, logits: Array, sampling: SamplingParams, random: Random, num_top_tokens: int
+) -> Verification:
+    """Judge a draft by the target's logits [num_draft_tokens + 1, vocab_size]."""
+    target_probs = to_probs(logits, sampling)
+    uniforms = tuple(random.random() for _ in range(len(draft.token_ids) + 1))
+    verdict = verify_draft(
+        draft.token_ids, _draft_rows(draft, target_probs), target_probs, uniforms
+    )
+
+    reported = softmax(logits) if sampling.is_greedy else target_probs
+    probs = [
+        *probs_of(draft.token_ids, reported[:-1]),
+        float(reported[verdict.num_accepted_tokens, verdict.next_token_id]),
+    ]
+    num_reported_rows = len(probs) if num_top_tokens else 0
+    top = (top_entries(reported[row], num_top_tokens) for row in range(num_reported_rows))
+    return Verification(verdict, tuple(probs), uniforms, tuple(top))
+
+
+def _draft_rows(draft: Draft, target_probs: Array) -> Array:
+    """Return what each draft token was drawn from, [num_draft_tokens, vocab_size]."""
+    xp = array_namespace(target_probs)
+    if draft.probs:
+        return xp.stack(draft.probs)
+    token_ids = xp.asarray(draft.token_ids, dtype=xp.int64, device=device(target_probs))
+    return one_hot(token_ids, target_probs.shape[-1], target_probs.dtype)

@@ -1,0 +1,177 @@
+"""Acceptance, speed and speedup, from events. Plain arithmetic; imports no tensor library.
+
+Names and definitions follow vLLM's speculative-decoding metrics: `acceptance_rate` is accepted
+tokens per drafted token, `mean_acceptance_length` counts the bonus or recovered token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, assert_never
+
+from engines.events import Finish, GenerationEvent, Prefill, Step, Token
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """The counts and times of one generation, as far as it has come."""
+
+    num_prompt_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0  # steps that drafted something
+    num_draft_tokens: int = 0  # drafted in all
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of the output tokens
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    prefill_s: float = 0.0  # until the prompt was read
+    time_to_first_token_s: float | None = None
+    elapsed_s: float = 0.0
+    finish_reason: str = "cancelled"  # until a Finish says otherwise
+
+    def apply(self, event: GenerationEvent) -> None:
+        """Take in one more event."""
+        self.elapsed_s = event.elapsed_s
+        match event:
+            case Prefill():
+                self.num_prompt_tokens = event.num_prompt_tokens
+                self.prefill_s = event.elapsed_s
+            case Step():
+                self._apply_step(event)
+            case Finish():
+                self.finish_reason = event.reason
+            case _:
+                assert_never(event)
+
+    def _apply_step(self, step: Step) -> None:
+        self.num_steps += 1
+        self.num_drafts += step.num_draft_tokens > 0
+        self.num_draft_tokens += step.num_draft_tokens
+        num_accepted = step.num_accepted_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = step.num_draft_tokens - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos += [0] * missing
+        for position in range(num_accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+        self.output_token_ids += [token.id for token in step.tokens]
+        self.texts += [token.text for token in step.tokens]
+        self.draft_s += step.draft_s
+        self.target_s += step.target_s
+        if self.time_to_first_token_s is None and step.tokens:
+            self.time_to_first_token_s = step.elapsed_s
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted ÷ drafted tokens, 0-1; None where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted ÷ drafts: output tokens per drafted step; None where nothing was drafted."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def decode_s(self) -> float:
+        return self.elapsed_s - self.prefill_s
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens ÷ decode time, prefill apart; None before the first step."""
+        return self.num_output_tokens / self.decode_s if self.decode_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures under their JSON names."""
+        return {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "num_steps": self.num_steps,
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "elapsed_s": self.elapsed_s,
+            "tokens_per_second": self.tokens_per_second,
+            "draft_s": self.draft_s,
+            "target_s": self.target_s,
+            "finish_reason": self.finish_reason,
+            "text": self.text,
+            "output_token_ids": list(self.output_token_ids),
+        }
+
+
+def stats_of(events: Iterable[GenerationEvent]) -> GenerationStats:
+    """Return the statistics of a whole or partial event stream."""
+    stats = GenerationStats()
+    for event in events:
+        stats.apply(event)
+    return stats
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """Where two greedy outputs part."""
+
+    position: int  # in the output, from 0
+    speculative_token_id: int | None  # None: this side had already ended
+    baseline_token_id: int | None
+    logit_gap: float | None  # how close the two tokens were for the target; None if not reported
+
+
+def first_difference(
+    speculative: Sequence[Token], baseline: Sequence[Token]
+) -> FirstDifference | None:
+    """Return where the outputs part, or None where they are equal.
+
+    The target's two probabilities at that position come from the same softmax up to rounding, so
+    the logarithm of their ratio is the gap between the two logits.
+    """
+    for position in range(max(len(speculative), len(baseline))):
+        ours = speculative[position] if position < len(speculative) else None
+        theirs = baseline[position] if position < len(baseline) else None
+        if ours is not None and theirs is not None and ours.id == theirs.id:
+            continue
+        gap = None
+        if ours is not None and theirs is not None and ours.target_prob and theirs.target_prob:
+            gap = abs(math.log(theirs.target_prob / ours.target_prob))
+        return FirstDifference(
+            position=position,
+            speculative_token_id=None if ours is None else ours.id,
+            baseline_token_id=None if theirs is None else theirs.id,
+            logit_gap=gap,
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with its range over the repeats of a measurement."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread_of(values: Iterable[float | None]) -> Spread | None:
+    """Return median and range of the values that were measured, or None without any."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return Spread(median(measured), min(measured), max(measured))

@@ -1,0 +1,90 @@
+"""TransformersBackend: what can be used here, and builds as fetch, verify, convert, self-check."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from engines.base import Backend, BackendStatus, BuildProgress, Engine
+from engines.building import Stage, run_stages
+from engines.checkpoints import Reference, parse_reference
+from engines.config import EngineConfig
+from engines.errors import BackendUnavailableError
+from engines.store import EngineStore
+from engines.transformers_backend.checkpoint_build import GgufBuild, fetch_from_hub
+
+PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
+INSTALL = "pip install -r requirements.txt"
+
+
+class TransformersBackend(Backend):
+    """Runs models through PyTorch and transformers."""
+
+    def __init__(self, store: EngineStore | None = None) -> None:
+        self._store = store or EngineStore()
+
+    def probe(self) -> BackendStatus:
+        missing = _missing_packages()
+        if missing:
+            detail = f"needs {', '.join(missing)}: run '{INSTALL}'"
+            return BackendStatus("transformers", usable=False, detail=detail)
+        import torch
+
+        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES[:2])
+        return BackendStatus("transformers", True, versions, devices=(*gpus, "cpu"))
+
+    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+        _require_packages()
+        references = [parse_reference(config.target)]
+        if config.draft is not None:
+            references.append(parse_reference(config.draft))
+        with ExitStack() as cleanup:
+            stages = [
+                stage
+                for reference in dict.fromkeys(references)
+                for stage in self._stages(reference, cleanup)
+            ]
+            stages.append(Stage("check", partial(self._check, references)))
+            yield from run_stages(stages)
+
+    def load(self, config: EngineConfig) -> Engine:
+        _require_packages()
+        from engines.transformers_backend.engine import TransformersEngine
+
+        return TransformersEngine(config, self._store)
+
+    def _stages(self, reference: Reference, cleanup: ExitStack) -> list[Stage]:
+        """Return what there is to do until the model can be loaded: nothing for a folder."""
+        match reference.source:
+            case "folder":
+                return []
+            case "hub":
+                return [Stage(f"fetch {reference.name}", partial(fetch_from_hub, reference))]
+            case "bundled" | "gguf":
+                return GgufBuild(reference, self._store, cleanup).stages()
+
+    def _check(self, references: Sequence[Reference]) -> Iterator[str | None]:
+        from engines.transformers_backend.checkpoint_check import check_checkpoints
+
+        return check_checkpoints(references, self._store)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _missing_packages() -> list[str]:
+    return [name for name in PACKAGES if _version(name) is None]
+
+
+def _require_packages() -> None:
+    if missing := _missing_packages():
+        raise BackendUnavailableError(
+            f"the transformers back end needs {', '.join(missing)}: run '{INSTALL}'"
+        )

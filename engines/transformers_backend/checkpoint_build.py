@@ -1,0 +1,122 @@
+"""How a checkpoint becomes a folder that can be loaded: fetched, verified, converted, stored."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from engines import bundled
+from engines.building import Stage
+from engines.checkpoints import Reference, built_path, bundled_key, gguf_identity, hash_file
+from engines.child import child_lines, own_module
+from engines.errors import EngineBuildError, ModelNotBuiltError, translate_errors
+from engines.store import EngineStore, engine_key
+
+# Float32 weights out of blocks of about 4.5 bits each: the largest growth there is.
+EXPANSION = 7
+SPARE_BYTES = 64 * 1024 * 1024
+
+
+def fetch_from_hub(reference: Reference) -> Iterator[str | None]:
+    """Download what is missing of a Hub model, yielding log lines.
+
+    Raises:
+        EngineBuildError: It cannot be had, and there is no earlier copy either.
+    """
+    revision = ["--revision", reference.revision] if reference.revision else []
+    try:
+        yield from child_lines(
+            own_module("engines.fetch", str(reference.repo), *revision),
+            action=f"'{reference.text}' cannot be fetched",
+        )
+    except EngineBuildError as exc:
+        try:
+            path = built_path(reference, EngineStore())
+        except ModelNotBuiltError:
+            raise exc from None
+        yield f"{exc}; going on with the copy in {path}"
+
+
+class GgufBuild:
+    """A GGUF file, the bundled one or the user's, on its way into the store.
+
+    The lock and the folder it builds in are handed to `cleanup`, which outlives the stages.
+    """
+
+    def __init__(self, reference: Reference, store: EngineStore, cleanup: ExitStack) -> None:
+        self._reference = reference
+        self._store = store
+        self._cleanup = cleanup
+        self._is_bundled = reference.source == "bundled"
+        self._source = reference.path
+        self._sha256 = bundled.GGUF_SHA256 if self._is_bundled else None
+
+    def stages(self) -> list[Stage]:
+        """Return what is left to do."""
+        name = self._reference.name
+        if self._is_bundled:
+            if self._store.holds(bundled_key()):
+                return []
+            return [
+                Stage(f"fetch {name}", self._fetch),
+                Stage(f"verify {name}", self._verify),
+                Stage(f"convert {name}", self._convert),
+            ]
+        return [Stage(f"hash {name}", self._hash), Stage(f"convert {name}", self._convert)]
+
+    def _fetch(self) -> Iterator[str | None]:
+        # A folder of its own: the copy is gone with the build, the converted checkpoint stays.
+        folder = self._cleanup.enter_context(self._store.aside(f"download-{bundled_key()}"))
+        with translate_errors(f"{bundled.GGUF_FILE} cannot be stored", {OSError: EngineBuildError}):
+            yield from bundled.fetch(folder)
+        self._source = folder / bundled.GGUF_FILE
+
+    def _verify(self) -> Iterator[str | None]:
+        assert self._source is not None
+        yield None
+        bundled.verify(self._source)
+        yield f"SHA-256 {bundled.GGUF_SHA256}"
+
+    def _hash(self) -> Iterator[str | None]:
+        assert self._source is not None
+        with translate_errors(f"'{self._source}' cannot be read", {OSError: EngineBuildError}):
+            for digest in hash_file(self._source):
+                self._sha256 = digest
+                yield None
+        yield f"SHA-256 {self._sha256}"
+
+    def _convert(self) -> Iterator[str | None]:
+        assert self._source is not None
+        assert self._sha256 is not None
+        identity = gguf_identity(self._sha256)
+        key = engine_key(self._reference.name, identity)
+        with self._store.lock(key):
+            if self._store.holds(key):
+                yield "converted already"
+                return
+            self._require_space(self._source)
+            with self._store.aside(key) as folder:
+                yield from child_lines(
+                    own_module(
+                        "engines.transformers_backend.convert", str(self._source), str(folder)
+                    ),
+                    action=f"converting {self._source.name}",
+                    env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+                )
+                with translate_errors("storing the engine", {OSError: EngineBuildError}):
+                    entry = self._store.commit(
+                        folder, key=key, name=self._reference.name, identity=identity
+                    )
+        yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
+
+    def _require_space(self, source: Path) -> None:
+        needed = source.stat().st_size * EXPANSION + SPARE_BYTES
+        free = shutil.disk_usage(self._store.root).free
+        if free < needed:
+            raise EngineBuildError(
+                f"converting {source.name} needs about {needed / 1e6:,.0f} MB in "
+                f"{self._store.root}, where {free / 1e6:,.0f} MB are free: make room, or set "
+                "SPECDEC_STORE to a folder on another disk"
+            )

@@ -1,0 +1,48 @@
+"""The last stage of a build: checkpoints can be read, and the pair shares a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from engines.checkpoints import Reference, built_path
+from engines.compatibility import check_vocabularies
+from engines.errors import EngineError, ModelLoadError, translate_errors
+from engines.store import EngineStore
+from engines.transformers_backend.tokenizer import LOAD_ERRORS, load_tokenizer
+
+
+def check_checkpoints(references: Sequence[Reference], store: EngineStore) -> Iterator[str | None]:
+    """Read configurations, tokenizers and the headers of the weights, yielding what was found.
+
+    Args:
+        references: The target, then the draft where there is one.
+        store: Where converted checkpoints lie.
+
+    Raises:
+        EngineError: A file is missing or cut short, or the tokenizers differ.
+    """
+    vocabularies = []
+    for reference in references:
+        path = built_path(reference, store)
+        table: dict[type[Exception], type[EngineError]] = {
+            SafetensorError: ModelLoadError,
+            **LOAD_ERRORS,
+        }
+        with translate_errors(f"the model '{reference.name}' cannot be read", table):
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            num_tensors = sum(_num_tensors(file) for file in path.glob("*.safetensors"))
+        vocabularies.append(load_tokenizer(path, name=reference.name).get_vocab())
+        yield f"{reference.name}: {config.model_type}, {num_tensors} tensors"
+    if len(references) == 2:
+        target, draft = references
+        check_vocabularies(target.name, vocabularies[0], draft.name, vocabularies[1])
+        yield "target and draft share their vocabulary"
+
+
+def _num_tensors(file: Path) -> int:
+    with safe_open(file, framework="pt") as tensors:
+        return len(tensors.keys())

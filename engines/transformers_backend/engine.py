@@ -1,0 +1,215 @@
+"""TransformersEngine: target and draft loaded through transformers, driven by our loop."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Iterator
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import torch
+import transformers
+
+from engines.base import Engine, EngineInfo
+from engines.checkpoints import Reference, built_path, parse_reference
+from engines.compatibility import check_vocabularies
+from engines.config import DraftKind, EngineConfig, GenerationRequest
+from engines.drafting import ModelProposer, NoProposer, PromptLookupProposer, Proposer
+from engines.errors import (
+    BackendUnavailableError,
+    EngineError,
+    GenerationError,
+    translate_errors,
+)
+from engines.events import GenerationEvent
+from engines.generation import generate_events
+from engines.store import EngineStore
+from engines.transformers_backend.model import (
+    TransformersModel,
+    context_length,
+    load_model,
+    require_rollback,
+)
+from engines.transformers_backend.tokenizer import (
+    encode_prompt,
+    generation_settings,
+    load_tokenizer,
+    vocabulary_of,
+)
+
+logger = logging.getLogger(__name__)
+
+GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
+    RuntimeError: GenerationError,  # torch's, out of memory among them
+    MemoryError: GenerationError,
+}
+# What a checkpoint may set to change its own output; both sides of a comparison ignore it alike.
+IGNORED_SETTINGS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_p",
+    "typical_p",
+    "encoder_repetition_penalty",
+)
+
+
+class TransformersEngine(Engine):
+    """A target with or without a draft. Prompt lookup and plain decoding need no draft."""
+
+    def __init__(self, config: EngineConfig, store: EngineStore) -> None:
+        """Load the models.
+
+        Raises:
+            EngineError: They are not built, unreadable, incompatible, or the device is missing.
+        """
+        device = _device(config.device)
+        dtype = _dtype(config.dtype, device)
+        target = parse_reference(config.target)
+        draft = parse_reference(config.draft) if config.draft is not None else None
+        target_path = built_path(target, store)
+        draft_path = built_path(draft, store) if draft is not None else None
+
+        # Tokenizers first: a pair that does not fit is refused before any weights are read.
+        self._tokenizer = load_tokenizer(target_path, name=target.name)
+        self._vocabulary = vocabulary_of(self._tokenizer, target_path)
+        if draft is not None and draft_path is not None:
+            draft_tokenizer = load_tokenizer(draft_path, name=draft.name)
+            check_vocabularies(
+                target.name, self._tokenizer.get_vocab(), draft.name, draft_tokenizer.get_vocab()
+            )
+
+        started = perf_counter()
+        self._target: Any = load_model(target_path, name=target.name, dtype=dtype, device=device)
+        require_rollback(self._target, target.name)
+        self._draft: Any = None
+        if draft is not None and draft_path is not None:
+            self._draft = load_model(draft_path, name=draft.name, dtype=dtype, device=device)
+            require_rollback(self._draft, draft.name)
+        logger.info("loaded %s in %.1f s", config, perf_counter() - started)
+
+        models = [self._target] if self._draft is None else [self._target, self._draft]
+        self._vocab_size = min(
+            len(self._tokenizer), *(model.config.get_text_config().vocab_size for model in models)
+        )
+        ignored = {
+            key: value
+            for key, value in generation_settings(target_path).items()
+            if key in IGNORED_SETTINGS and value is not None
+        }
+        self._info = EngineInfo(
+            backend="transformers",
+            target=_described(target),
+            draft=None if draft is None else _described(draft),
+            dtype=str(dtype).removeprefix("torch."),
+            device=_device_name(device),
+            context_length=min(context_length(model.config) for model in models),
+            notes=_notes(dtype, ignored),
+            versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
+        )
+        self._busy = Lock()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def draft_kinds(self) -> tuple[DraftKind, ...]:
+        without_model: tuple[DraftKind, ...] = ("prompt_lookup", "none")
+        return without_model if self._draft is None else ("model", *without_model)
+
+    def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
+        token_ids = encode_prompt(self._tokenizer, prompt, chat_template=chat_template)
+        self._check_length(token_ids)
+        return token_ids
+
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+        if request.draft_kind not in self.draft_kinds:
+            raise ValueError(
+                f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
+                f"use one of {', '.join(self.draft_kinds)}"
+            )
+        self._check_length(request.prompt_token_ids)
+        if self._target is None:
+            raise GenerationError("the engine is closed; load it again")
+        return self._generate(request)
+
+    def close(self) -> None:
+        self._target = self._draft = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+        # Not a `with`: the lock is held over yields, and another thread may close the generator.
+        if not self._busy.acquire(blocking=False):
+            raise GenerationError("the engine is busy with another generation; try again later")
+        try:
+            with translate_errors("generating failed", GENERATION_ERRORS):
+                yield from generate_events(
+                    TransformersModel(self._target, vocab_size=self._vocab_size),
+                    self._proposer(request.draft_kind),
+                    request,
+                    self._vocabulary,
+                    context_length=self._info.context_length,
+                )
+        finally:
+            self._busy.release()
+
+    def _proposer(self, kind: DraftKind) -> Proposer:
+        match kind:
+            case "model":
+                return ModelProposer(TransformersModel(self._draft, vocab_size=self._vocab_size))
+            case "prompt_lookup":
+                return PromptLookupProposer()
+            case "none":
+                return NoProposer()
+
+    def _check_length(self, token_ids: tuple[int, ...]) -> None:
+        limit = self._info.context_length
+        if len(token_ids) >= limit:
+            raise ValueError(
+                f"the prompt has {len(token_ids):,} tokens, and the context holds {limit:,} with "
+                "the answer: shorten the prompt"
+            )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            "device is 'cuda', but PyTorch sees no CUDA device here: use 'cpu' or 'auto'"
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _described(reference: Reference) -> str:
+    return reference.name if reference.revision is None else reference.text
+
+
+def _notes(dtype: torch.dtype, ignored: dict[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if dtype != torch.float32:
+        notes.append(
+            f"in {str(dtype).removeprefix('torch.')} a pass over several tokens rounds differently "
+            "from passes over one, so greedy outputs may part where two tokens are nearly tied"
+        )
+    if ignored:
+        settings = ", ".join(f"{key}={value}" for key, value in sorted(ignored.items()))
+        notes.append(f"the checkpoint's own {settings} is not applied, on neither side")
+    return tuple(notes)

@@ -1,0 +1,98 @@
+"""TransformersModel: a causal language model of transformers, with a KV cache that rolls back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from engines.errors import EngineError, IncompatibleModelsError, ModelLoadError, translate_errors
+from engines.transformers_backend.tokenizer import LOAD_ERRORS
+
+UNBOUNDED_CONTEXT = 2**20  # where a configuration names no limit
+
+
+def load_model(path: Path, *, name: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a causal language model in evaluation mode.
+
+    Raises:
+        ModelLoadError: It is unreadable, incomplete, unknown to transformers or too large.
+    """
+    table: dict[type[Exception], type[EngineError]] = {
+        SafetensorError: ModelLoadError,
+        RuntimeError: ModelLoadError,  # wrong shapes, out of memory
+        MemoryError: ModelLoadError,
+        AttributeError: ModelLoadError,  # a configuration that lacks what its architecture needs
+        **LOAD_ERRORS,
+    }
+    with translate_errors(f"the model '{name}' cannot be loaded", table):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        # transformers fills what a checkpoint lacks with random numbers, which is no model.
+        if report["missing_keys"]:
+            missing = sorted(report["missing_keys"])
+            raise ModelLoadError(
+                f"the model '{name}' is incomplete: {len(missing)} weights are missing, "
+                f"{missing[0]} the first; fetch or convert it again"
+            )
+        return model.to(device).eval()
+
+
+def context_length(config: Any) -> int:
+    """Return how many tokens a model can read, prompt and output together."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else UNBOUNDED_CONTEXT
+
+
+class TransformersModel:
+    """A `CachedModel` for one sequence over a model that several may share one after another."""
+
+    def __init__(self, model: Any, *, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size  # of the tokenizer: rows of padding behind it are cut off
+        self._cache = DynamicCache(config=model.config)
+        self._num_cached_tokens = 0
+        parameters = inspect.signature(model.forward).parameters
+        self._cuts_logits = "logits_to_keep" in parameters
+        # The argument was renamed during transformers 5.
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._num_cached_tokens
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        input_ids = torch.tensor([list(token_ids)], device=self._model.device)
+        keep = {"logits_to_keep": num_logits} if self._cuts_logits else {}
+        cache = {self._cache_argument: self._cache}
+        output = self._model(input_ids, use_cache=True, **cache, **keep)
+        self._num_cached_tokens += len(token_ids)
+        logits: torch.Tensor = output.logits[0, -num_logits:, : self._vocab_size]
+        return logits.float()
+
+    def truncate(self, num_tokens: int) -> None:
+        num_removed = self._num_cached_tokens - num_tokens
+        if num_removed > 0:
+            self._cache.crop(-num_removed)
+            self._num_cached_tokens = num_tokens
+
+
+def require_rollback(model: Any, name: str) -> None:
+    """Refuse a model whose cache cannot forget rejected tokens, such as a recurrent one.
+
+    Raises:
+        IncompatibleModelsError: It cannot.
+    """
+    cache = DynamicCache(config=model.config)
+    if not cache.is_croppable:
+        raise IncompatibleModelsError(
+            f"'{name}' cannot take part in speculative decoding: its cache cannot be rolled back "
+            "(a recurrent or quantised cache); choose a model with plain attention"
+        )

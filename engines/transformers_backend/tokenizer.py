@@ -1,0 +1,99 @@
+"""Tokenizers: loading, one encoding of a prompt for all, what a generation needs of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+
+from engines.errors import ModelLoadError, translate_errors
+from engines.generation import Vocabulary
+
+LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = {
+    OSError: ModelLoadError,
+    ValueError: ModelLoadError,
+    KeyError: ModelLoadError,
+    TypeError: ModelLoadError,
+    ImportError: ModelLoadError,
+}
+
+
+def load_tokenizer(path: Path, *, name: str) -> Any:
+    """Return the tokenizer of a checkpoint folder.
+
+    Raises:
+        ModelLoadError: It has none, or one that cannot be read.
+    """
+    with translate_errors(f"the tokenizer of '{name}' cannot be loaded", LOAD_ERRORS):
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def load_gguf_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a GGUF file, splitting text as the original does.
+
+    transformers reads the vocabulary and the merges, but takes GPT-2's splitting for every
+    byte-level tokenizer. The family named in the file says how it should be.
+    """
+    from gguf import GGUFReader
+
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+    if field is not None and field.contents() == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    return tokenizer
+
+
+def encode_prompt(tokenizer: Any, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
+    """Return a prompt's ids. With the chat template, the prompt is the user's first message.
+
+    Raises:
+        ValueError: The prompt is empty, or there is no chat template.
+    """
+    if not prompt.strip():
+        raise ValueError("the prompt is empty: type some text")
+    if not chat_template:
+        return tuple(tokenizer(prompt).input_ids)
+    if tokenizer.chat_template is None:
+        raise ValueError("the target has no chat template: switch 'chat template' off")
+    message = {"role": "user", "content": prompt}
+    ids = tokenizer.apply_chat_template(
+        [message], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return tuple(ids)
+
+
+def vocabulary_of(tokenizer: Any, path: Path) -> Vocabulary:
+    """Return how a tokenizer decodes, and which of its tokens stop or control a generation."""
+    control = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return Vocabulary(
+        decode=lambda ids: str(
+            tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ),
+        stop_token_ids=frozenset(_stop_token_ids(tokenizer, path)),
+        control_token_ids=frozenset(control | set(tokenizer.all_special_ids)),
+    )
+
+
+def generation_settings(path: Path) -> dict[str, Any]:
+    """Return what the checkpoint's own generation_config.json says, {} where it has none."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    with translate_errors(f"{file} cannot be read", LOAD_ERRORS):
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        return dict(settings)
+
+
+def _stop_token_ids(tokenizer: Any, path: Path) -> set[int]:
+    configured = generation_settings(path).get("eos_token_id")
+    configured = configured if isinstance(configured, list) else [configured]
+    return {id_ for id_ in [*configured, tokenizer.eos_token_id] if isinstance(id_, int)}
