@@ -13,6 +13,7 @@ from engines.store import EngineStore
 
 BACKENDS = {
     "transformers": "engines.transformers_backend.backend:TransformersBackend",
+    "replay": "engines.replay:ReplayBackend",
 }
 
 

@@ -43,6 +43,7 @@ class RunEvent:
 class RunRecord:
     """Every event of a plain, a speculative or a compared run, as far as it has come."""
 
+    prompt: str
     settings: dict[str, Any]
     environment: dict[str, Any] = field(default_factory=environment)
     runs: dict[Side, list[list[GenerationEvent]]] = field(default_factory=dict)
@@ -60,7 +61,11 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run under its JSON names; a compared run where both sides were run."""
-        shared = {"effective_settings": self.settings, "environment": self.environment}
+        shared = {
+            "prompt": self.prompt,
+            "effective_settings": self.settings,
+            "environment": self.environment,
+        }
         if all(self.runs.get(side) for side in SIDES):
             return {**comparison_of(self).to_dict(), **shared}
         side = next((side for side in SIDES if self.runs.get(side)), None)

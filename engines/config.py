@@ -29,6 +29,22 @@ def _require_number(
     _require(is_number and math.isfinite(value) and low <= value <= high, field_name, value, remedy)
 
 
+def check_prompt(prompt: str) -> None:
+    """Refuse a prompt that no tokenizer could read.
+
+    Raises:
+        ValueError: It is empty or not valid text.
+    """
+    if not prompt.strip():
+        raise ValueError("the prompt is empty: type some text")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError(
+            f"the prompt is not valid text at character {exc.start}: give it as UTF-8"
+        ) from exc
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which models to load, and how. An equal config names the same engine.

@@ -40,6 +40,7 @@ from engines.transformers_backend.tokenizer import (
 )
 
 logger = logging.getLogger(__name__)
+transformers.utils.logging.disable_progress_bar()
 
 GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     RuntimeError: GenerationError,  # torch's, out of memory among them

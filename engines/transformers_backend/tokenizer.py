@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
+from engines.config import check_prompt
 from engines.errors import ModelLoadError, translate_errors
 from engines.generation import Vocabulary
 
@@ -58,8 +59,7 @@ def encode_prompt(tokenizer: Any, prompt: str, *, chat_template: bool) -> tuple[
     Raises:
         ValueError: The prompt is empty, or there is no chat template.
     """
-    if not prompt.strip():
-        raise ValueError("the prompt is empty: type some text")
+    check_prompt(prompt)
     if not chat_template:
         return tuple(tokenizer(prompt).input_ids)
     if tokenizer.chat_template is None:

@@ -1,0 +1,366 @@
+"""The command line `python -m engines`: what the page does, without the page.
+
+With `--json`, the last line of standard output is one JSON object. Progress goes to standard
+error. Exit codes: 0, 1 (failed, with a sentence), 2 (bad arguments).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args
+
+from engines.backends import BACKENDS
+from engines.base import BuildProgress, Engine
+from engines.benchmark import MAX_REPEATS, RunRecord, Side, run, settings_of
+from engines.config import (
+    BUNDLED,
+    DRAFT_KINDS,
+    MAX_NUM_DRAFT_TOKENS,
+    DeviceName,
+    DraftKind,
+    DTypeName,
+    EngineConfig,
+    GenerationRequest,
+    SamplingParams,
+    check_prompt,
+)
+from engines.doctor import doctor
+from engines.errors import EngineError
+from engines.events import GenerationEvent, Step
+from engines.recording import read_recording, write_recording
+from engines.replay import replay_events
+from engines.slot import EngineSlot
+from engines.stats import stats_of
+from engines.store import EngineStore
+from engines.terminal import stats_lines, step_text
+
+Number = TypeVar("Number", int, float)
+STOPPED_BY_USER = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        result: dict[str, Any] = args.command(args)
+    except EngineError as exc:
+        _say(f"error: {exc}")
+        return 1
+    except ValueError as exc:
+        _say(f"error: {exc}")
+        return 2
+    except KeyboardInterrupt:
+        _say("stopped")
+        return STOPPED_BY_USER
+    except BrokenPipeError:
+        # The reader has gone, `head` for example. Nothing more may be written on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if args.json:
+        print(json.dumps(result))
+    return int(result.pop("exit_code", 0))
+
+
+# -- commands: each prints for people unless --json asks otherwise, and returns its JSON object
+
+
+def _doctor(args: argparse.Namespace) -> dict[str, Any]:
+    report = doctor()
+    if not args.json:
+        for name, backend in report["backends"].items():
+            state = "usable" if backend["usable"] else "not usable"
+            devices = f"; devices: {', '.join(backend['devices'])}" if backend["devices"] else ""
+            print(f"back end {name}: {state} ({backend['detail']}){devices}")
+        bundled, store, machine = report["bundled"], report["store"], report["environment"]
+        print(f"bundled target {bundled['target']}, draft {bundled['draft']}: {bundled['state']}")
+        print(
+            f"engine store {store['path']}: {len(store['engines'])} built, "
+            f"{_gb(store['free_bytes'])} free"
+        )
+        print(
+            f"machine: {machine['cpu']}, {machine['num_cpus']} processors, "
+            f"{_gb(report['memory_available_bytes'])} of {_gb(machine['memory_bytes'])} available"
+        )
+    return report
+
+
+def _build(args: argparse.Namespace) -> dict[str, Any]:
+    config = _config(args)
+    _drive(EngineSlot().build(config))
+    if not args.json:
+        print(f"built: {config.target}" + (f" and {config.draft}" if config.draft else ""))
+    return {"built": [name for name in (config.target, config.draft) if name]}
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    slot = EngineSlot()
+    prompt = _prompt(args)
+    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    draft_kind: DraftKind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
+    num_draft_tokens = args.num_draft_tokens
+    if num_draft_tokens is None:
+        num_draft_tokens = 0 if draft_kind == "none" else 4
+    # Made before anything is loaded, so that a bad number is told at once.
+    request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
+    engine = _drive(slot.ensure(_config(args)))
+    token_ids = engine.encode(prompt, chat_template=args.chat_template)
+    request = GenerationRequest(
+        token_ids, draft_kind, num_draft_tokens, args.max_new_tokens, sampling
+    )
+    record = RunRecord(
+        prompt,
+        settings_of(engine, request, chat_template=args.chat_template, repeats=args.repeats),
+    )
+    is_stopped = _stream(args, engine, request, record)
+    if args.record:
+        write_recording(record, args.record)
+        _say(f"recorded to {args.record}")
+    result = record.to_dict()
+    if not args.json:
+        _print_summary(record, result)
+    return {**result, "exit_code": STOPPED_BY_USER} if is_stopped else result
+
+
+def _replay(args: argparse.Namespace) -> dict[str, Any]:
+    record = read_recording(args.file)
+    if not args.json:
+        for side, repeats in record.runs.items():
+            for repeat, events in enumerate(repeats):
+                _heading(side, repeat, len(repeats))
+                for event in replay_events(iter(events), speed=args.speed):
+                    _show(event)
+                print()
+    result = record.to_dict()
+    if not args.json:
+        _print_summary(record, result)
+    return result
+
+
+def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
+    entries = [entry.to_dict() for entry in EngineStore().entries()]
+    if not args.json:
+        for entry in entries:
+            print(f"{entry['key']}  {_gb(entry['num_bytes'])}  {entry['created']}  {entry['name']}")
+        if not entries:
+            print("no engine is built yet: 'python -m engines build' builds the bundled target")
+    return {"engines": entries}
+
+
+def _engines_remove(args: argparse.Namespace) -> dict[str, Any]:
+    num_bytes = EngineStore().remove(args.key)
+    if not args.json:
+        print(f"removed {args.key}, {_gb(num_bytes)}")
+    return {"removed": args.key, "num_bytes": num_bytes}
+
+
+# -- what they share
+
+
+def _stream(
+    args: argparse.Namespace, engine: Engine, request: GenerationRequest, record: RunRecord
+) -> bool:
+    """Run, print as it comes, keep every event; return whether the user stopped it."""
+    shown: tuple[Side, int] | None = None
+    try:
+        for item in run(engine, request, baseline=args.baseline, repeats=args.repeats):
+            record.apply(item)
+            if args.json:
+                continue
+            if shown != (item.side, item.repeat):
+                shown = (item.side, item.repeat)
+                _heading(item.side, item.repeat, args.repeats)
+            _show(item.event)
+    except KeyboardInterrupt:
+        _say("stopped")
+        return True
+    finally:
+        if shown is not None:
+            print()
+    return False
+
+
+def _show(event: GenerationEvent) -> None:
+    if isinstance(event, Step):
+        sys.stdout.write(step_text(event, colour=sys.stdout.isatty()))
+        sys.stdout.flush()
+
+
+def _heading(side: Side, repeat: int, repeats: int) -> None:
+    of_repeats = f", run {repeat + 1} of {repeats}" if repeats > 1 else ""
+    print(f"\n[{side}{of_repeats}]")
+
+
+def _print_summary(record: RunRecord, result: dict[str, Any]) -> None:
+    print()
+    for side, repeats in record.runs.items():
+        for line in stats_lines(side, stats_of(repeats[-1])):
+            print(line)
+    if result.get("speedup") is not None:
+        low, high = result["speedup_range"]
+        spread = f" ({low:.2f} to {high:.2f})" if len(record.runs["speculative"]) > 1 else ""
+        same = {True: ", output identical", False: ", output differs", None: ""}
+        print(f"speedup {result['speedup']:.2f}x{spread}{same[result['identical']]}")
+    for note in record.settings.get("notes", []):
+        print(f"note: {note}")
+
+
+def _drive(progress: Generator[BuildProgress, None, Any]) -> Any:
+    """Print a build's progress to standard error and return what it ends with."""
+    shown: tuple[int, str] | None = None
+    while True:
+        try:
+            step = next(progress)
+        except StopIteration as ended:
+            return ended.value
+        if step.name != "load" and shown != (step.stage, step.name):
+            shown = (step.stage, step.name)
+            _say(f"[{step.stage}/{step.num_stages}] {step.name}")
+        if step.message:
+            _say(f"  {step.message}")
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    prompt = args.prompt
+    if prompt is None:
+        try:
+            prompt = Path(args.prompt_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ValueError(f"the prompt file '{args.prompt_file}' cannot be read: {exc}") from exc
+    check_prompt(prompt)
+    return str(prompt)
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(args.backend, args.target, args.draft, args.dtype, args.device)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+# -- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends in one sentence instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; '{self.prog} --help' lists what there is\n")
+
+
+def _number(kind: Callable[[str], Number], name: str, remedy: str) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name} is {text!r}: {remedy}") from None
+
+    return parse
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    model = "a folder, a .gguf file, a Hub id such as org/name"
+    parser.add_argument(
+        "--backend", default="transformers", choices=BACKENDS, help="default: %(default)s"
+    )
+    parser.add_argument("--target", default=BUNDLED, help=f"{model}, or '{BUNDLED}' (default)")
+    parser.add_argument("--draft", help=f"{model}; left out, no draft model is loaded")
+    parser.add_argument(
+        "--dtype", default="auto", choices=get_args(DTypeName), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--device", default="auto", choices=get_args(DeviceName), help="default: %(default)s"
+    )
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    whole = "use a whole number"
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="the prompt itself")
+    prompt.add_argument("--prompt-file", help="a file that holds the prompt, in UTF-8")
+    parser.add_argument(
+        "--draft-kind", choices=DRAFT_KINDS, help="default: model with --draft, else prompt_lookup"
+    )
+    parser.add_argument(
+        "--num-draft-tokens",
+        type=_number(int, "num_draft_tokens", f"use 1 to {MAX_NUM_DRAFT_TOKENS}"),
+        help=f"drafted per step, 1 to {MAX_NUM_DRAFT_TOKENS} (default: 4)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=_number(int, "max_new_tokens", whole),
+        default=64,
+        help="default: 64",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=_number(float, "temperature", "use a number from 0 to 10"),
+        default=0.0,
+        help="0 is greedy (default)",
+    )
+    parser.add_argument(
+        "--top-k", type=_number(int, "top_k", whole), default=0, help="0 keeps all (default)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=_number(float, "top_p", "use a number above 0, up to 1"),
+        default=1.0,
+        help="1 keeps all (default)",
+    )
+    parser.add_argument("--seed", type=_number(int, "seed", whole), default=0, help="default: 0")
+    parser.add_argument(
+        "--no-chat-template",
+        dest="chat_template",
+        action="store_false",
+        help="give the prompt to the model as it stands",
+    )
+    parser.add_argument("--baseline", action="store_true", help="run the target alone as well")
+    parser.add_argument(
+        "--repeats",
+        type=_number(int, "repeats", f"use 1 to {MAX_REPEATS}"),
+        default=1,
+        help=f"runs of each side, in alternating order, 1 to {MAX_REPEATS} (default: 1)",
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the run to a file")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m engines", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(
+        to: Any, name: str, command: Callable[[argparse.Namespace], dict[str, Any]], text: str
+    ) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = to.add_parser(name, help=text, description=text)
+        added.set_defaults(command=command)
+        added.add_argument("--json", action="store_true", help="print one JSON object, last")
+        return added
+
+    add(commands, "doctor", _doctor, "say what is installed and usable")
+    build = add(commands, "build", _build, "fetch, verify and convert a pair into the store")
+    _add_engine_arguments(build)
+    run_parser = add(commands, "run", _run, "generate once, or compare with the baseline")
+    _add_engine_arguments(run_parser)
+    _add_run_arguments(run_parser)
+    replay = add(commands, "replay", _replay, "print a recorded run as a run")
+    replay.add_argument("file", type=Path)
+    replay.add_argument(
+        "--speed",
+        type=_number(float, "speed", "use a number above 0"),
+        help="times the recorded speed (default: at once)",
+    )
+    engines = commands.add_parser("engines", help="list or remove built engines")
+    actions = engines.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
+    add(actions, "list", _engines_list, "list the built engines")
+    remove = add(actions, "remove", _engines_remove, "delete a built engine")
+    remove.add_argument("key", help="as 'engines list' prints it")
+    return parser

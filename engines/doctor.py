@@ -1,0 +1,62 @@
+"""What is installed and usable here: back ends, devices, memory, the store, the bundled pair."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import psutil
+
+from engines import bundled
+from engines.backends import BACKENDS, create_backend
+from engines.checkpoints import bundled_key
+from engines.environment import environment
+from engines.errors import EngineBuildError
+from engines.store import EngineStore
+
+
+def doctor(store: EngineStore | None = None) -> dict[str, Any]:
+    """Return the state of this installation. Loads no model and needs no network."""
+    store = store or EngineStore()
+    statuses = [create_backend(name, store).probe() for name in BACKENDS]
+    return {
+        "backends": {
+            status.name: {
+                "usable": status.usable,
+                "detail": status.detail,
+                "devices": list(status.devices),
+            }
+            for status in statuses
+        },
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "store": {
+            "path": str(store.root),
+            "free_bytes": _free_bytes(store),
+            "engines": [entry.to_dict() for entry in store.entries()],
+        },
+        "bundled": {
+            "target": bundled.NAME,
+            "draft": "prompt_lookup",
+            "state": _bundled_state(store),
+        },
+        "environment": environment(),
+    }
+
+
+def _bundled_state(store: EngineStore) -> str:
+    try:
+        if store.find(bundled_key()) is not None:
+            return "built"
+        found = bundled.local_copy()
+    except EngineBuildError as exc:
+        return str(exc)
+    if found is not None:
+        return f"not built; its file is here already: {found}"
+    return f"not built; the first build fetches {bundled.GGUF_BYTES / 1e6:.0f} MB"
+
+
+def _free_bytes(store: EngineStore) -> int:
+    folder = store.root
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,57 @@
+"""Runs on a terminal: tokens with their marks, and the figures below."""
+
+from __future__ import annotations
+
+from engines.events import Step, Token, TokenOrigin
+from engines.stats import GenerationStats
+
+_STYLES: dict[TokenOrigin, str] = {
+    "accepted": "\x1b[32m",  # green
+    "recovered": "\x1b[33m",  # yellow
+    "bonus": "\x1b[36m",  # cyan
+    "target": "",
+    "rejected": "\x1b[31;9m",  # red, struck through
+    "unverified": "\x1b[2;9m",  # dim, struck through
+    "discarded": "\x1b[2;9m",
+}
+_RESET = "\x1b[0m"
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, which would steer the terminal."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd"
+        for character in text
+    )
+
+
+def step_text(step: Step, *, colour: bool) -> str:
+    """Return what a step adds to the screen: dropped drafts too, where colour can mark them."""
+    if not colour:
+        return printable("".join(token.text for token in step.tokens))
+    accepted = [token for token in step.tokens if token.origin == "accepted"]
+    following = [token for token in step.tokens if token.origin != "accepted"]
+    return "".join(_coloured(token) for token in (*accepted, *step.rejected, *following))
+
+
+def _coloured(token: Token) -> str:
+    text = printable(token.text or token.control)
+    if token.origin in ("rejected", "unverified", "discarded"):
+        text = text.replace("\n", "⏎")
+    return f"{_STYLES[token.origin]}{text}{_RESET}" if text else ""
+
+
+def stats_lines(name: str, stats: GenerationStats) -> list[str]:
+    """Return the figures of one side, for people."""
+    speed = "–" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f} tokens/s"
+    first = "–" if stats.time_to_first_token_s is None else f"{stats.time_to_first_token_s:.2f} s"
+    lines = [
+        f"{name}: {stats.num_output_tokens} tokens in {stats.num_steps} steps, {speed}, "
+        f"first token after {first}, ended by {stats.finish_reason}"
+    ]
+    if stats.acceptance_rate is not None and stats.mean_acceptance_length is not None:
+        lines.append(
+            f"  accepted {stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted "
+            f"({stats.acceptance_rate:.0%}), {stats.mean_acceptance_length:.2f} tokens a draft"
+        )
+    return lines
