@@ -23,6 +23,7 @@ from engines.config import (
     EngineConfig,
     GenerationRequest,
     SamplingParams,
+    check_prompt,
 )
 from engines.doctor import doctor
 from engines.errors import EngineError
@@ -77,6 +78,7 @@ __all__ = [
     "Token",
     "TokenOrigin",
     "TopEntry",
+    "check_prompt",
     "comparison_of",
     "doctor",
     "read_recording",

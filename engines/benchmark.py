@@ -6,7 +6,7 @@ alternates from repeat to repeat; prefill is kept apart from decoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -104,7 +104,7 @@ class Comparison:
 
 def run(
     engine: Engine, request: GenerationRequest, *, baseline: bool, repeats: int = 1
-) -> Iterator[RunEvent]:
+) -> Generator[RunEvent, None, None]:
     """Yield the events of a run, and of its baseline where asked for.
 
     Closing the iterator cancels the generation before its next step.
@@ -125,8 +125,7 @@ def run(
         if repeat % 2:
             order.reverse()
         for side, side_request in order:
-            events = engine.generate(side_request)
-            for event in events:
+            for event in engine.generate(side_request):
                 yield RunEvent(side, repeat, event)
 
 

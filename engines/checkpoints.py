@@ -11,11 +11,15 @@ from typing import Any, Literal
 
 from engines import bundled
 from engines.config import BUNDLED
-from engines.errors import ModelLoadError, ModelNotBuiltError
+from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
 from engines.store import EngineStore, engine_key
 
 CONVERSION_VERSION = 1  # part of the key of every converted checkpoint: raised when it changes
-HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# The Hub's own rule: no part begins or ends with a sign, none holds two signs that look like one.
+HUB_ID = re.compile(
+    r"(?!.*(--|\.\.))(?P<repo>\b[\w.-]+\b/\b[\w.-]{1,96}\b(?<!\.git))(@(?P<revision>[\w./-]+))?",
+    re.ASCII,
+)
 
 Source = Literal["bundled", "folder", "gguf", "hub"]
 
@@ -40,15 +44,21 @@ def parse_reference(text: str) -> Reference:
     """
     if text == BUNDLED:
         return Reference(text, "bundled", bundled.NAME)
-    path = Path(text).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(text).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as exc:  # a name that is too long, a folder that may not be entered
+        raise _no_model(text, f" ({exc.strerror})") from exc
+    except RuntimeError as exc:  # the home folder of a user who does not exist
+        raise _no_model(text) from exc
+    if is_folder:
         if not (path / "config.json").is_file():
             raise ModelLoadError(
                 f"the folder '{text}' holds no model: it has no config.json; name the folder that "
                 "'save_pretrained' or a download from the Hub has filled"
             )
         return Reference(text, "folder", path.resolve().name, path=path)
-    if path.is_file():
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelLoadError(
                 f"'{text}' is a file but not a .gguf file; name a .gguf file or a model's folder"
@@ -56,11 +66,15 @@ def parse_reference(text: str) -> Reference:
         return Reference(text, "gguf", path.stem, path=path)
     hub = HUB_ID.fullmatch(text)
     if hub is None or path.suffix == ".gguf":
-        raise ModelLoadError(
-            f"there is no model '{text}': name a folder, a .gguf file, a Hub id such as "
-            f"'org/name', or '{BUNDLED}'"
-        )
+        raise _no_model(text)
     return Reference(text, "hub", hub["repo"], repo=hub["repo"], revision=hub["revision"])
+
+
+def _no_model(text: str, reason: str = "") -> ModelLoadError:
+    return ModelLoadError(
+        f"there is no model '{text}'{reason}: name a folder, a .gguf file, a Hub id such as "
+        f"'org/name', or '{BUNDLED}'"
+    )
 
 
 def gguf_identity(sha256: str) -> Mapping[str, Any]:
@@ -74,9 +88,16 @@ def bundled_key() -> str:
 
 
 def hash_file(path: Path) -> Iterator[str | None]:
-    """Yield None now and then while a file is read, and its SHA-256 at the end."""
+    """Yield None now and then while a file is read, and its SHA-256 at the end.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with (
+        translate_errors(f"'{path}' cannot be read", {OSError: ModelLoadError}),
+        path.open("rb") as file,
+    ):
         while block := file.read(64 * 1024 * 1024):
             digest.update(block)
             yield None
@@ -113,7 +134,7 @@ def gguf_key(reference: Reference) -> str:
 
 def _hub_snapshot(reference: Reference, remedy: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     from engines.fetch import PATTERNS
 
@@ -128,5 +149,3 @@ def _hub_snapshot(reference: Reference, remedy: str) -> Path:
         )
     except LocalEntryNotFoundError as exc:
         raise ModelNotBuiltError(f"'{reference.text}' is not downloaded yet; {remedy}") from exc
-    except HFValidationError as exc:
-        raise ModelLoadError(f"'{reference.text}' is not a Hub id: {exc}") from exc

@@ -19,10 +19,13 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 def own_module(module: str, *args: str) -> list[str]:
-    """Return the command that runs one of this project's modules, from any folder."""
+    """Return the command that runs one of this project's modules, from any folder.
+
+    -P keeps the working folder off the path: a file in it may be named like a module.
+    """
     launcher = f"import runpy, sys; sys.path.insert(0, {str(PROJECT_ROOT)!r}); "
     launcher += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    return [sys.executable, "-c", launcher, *args]
+    return [sys.executable, "-P", "-c", launcher, *args]
 
 
 def child_lines(
@@ -59,11 +62,13 @@ def child_lines(
             try:
                 line = lines.get(timeout=HEARTBEAT_S)
             except Empty:
+                if process.poll() is not None:  # what it left running holds the stream open
+                    _kill_group(process)
                 yield None
                 continue
             if line is None:
                 break
-            last_line = line or last_line
+            last_line = line
             if line.startswith(ERROR_PREFIX):
                 sentence = line.removeprefix(ERROR_PREFIX)
             else:

@@ -27,7 +27,8 @@ class Detokenizer:
         """Return the text that this token completes, "" while a character is unfinished."""
         self._token_ids.append(token_id)
         text = self._unwritten()
-        if text.endswith(INCOMPLETE):
+        # A token without text is kept with the next: alone it would not show that text precedes.
+        if not text or text.endswith(INCOMPLETE):
             return ""
         self._token_ids = self._token_ids[self._num_written :]
         self._num_written = len(self._token_ids)

@@ -61,7 +61,9 @@ def main() -> int:
             "log in with 'hf auth login'"
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx2.HTTPError, OSError) as exc:
-        return _fail(f"'{args.repo}' could not be fetched: {str(exc).strip().splitlines()[0]}")
+        # Where there is no earlier copy either, the client says so and keeps the reason as cause.
+        reason = str(exc.__cause__ or exc).strip().partition("\n")[0] or type(exc).__name__
+        return _fail(f"'{args.repo}' could not be fetched: {reason}")
     if args.link:
         os.symlink(os.path.realpath(path), args.link)
     sys.stdout.write(f"fetched {path}\n")

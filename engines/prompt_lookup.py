@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_NGRAM_TOKENS = 3
-MIN_NGRAM_TOKENS = 1
+MIN_NGRAM_TOKENS = 2  # a single repeated token seldom leads to the same next one
 
 
 class NgramIndex:

@@ -14,6 +14,8 @@ from engines.config import SamplingParams
 
 Array: TypeAlias = Any  # a NumPy array or a PyTorch tensor
 
+MIN_TEMPERATURE = 1e-20  # counts for any below: in float32 the smallest become 0, and 0 / 0 a NaN
+
 
 def softmax(logits: Array) -> Array:
     """Return probabilities over the last axis, in the logits' dtype."""
@@ -50,7 +52,8 @@ def to_probs(logits: Array, sampling: SamplingParams) -> Array:
     if sampling.is_greedy:
         return one_hot(xp.argmax(logits, axis=-1), vocab_size, logits.dtype)
     # The maximum goes first: a tiny temperature would otherwise turn large logits into infinities.
-    logits = (logits - xp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+    temperature = max(sampling.temperature, MIN_TEMPERATURE)
+    logits = (logits - xp.max(logits, axis=-1, keepdims=True)) / temperature
     if 0 < sampling.top_k < vocab_size:
         smallest_kept = xp.sort(logits, axis=-1, descending=True)[:, sampling.top_k - 1, None]
         logits = xp.where(logits >= smallest_kept, logits, -xp.inf)

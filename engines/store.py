@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from engines.errors import EngineBuildError
+from engines.errors import EngineBuildError, translate_errors
 
 STORE_VARIABLE = "SPECDEC_STORE"
 MANIFEST = "manifest.json"
@@ -121,7 +121,7 @@ class EngineStore:
         if entry is None:
             known = ", ".join(entry.key for entry in self.entries()) or "none"
             raise EngineBuildError(f"there is no built engine '{key}'; built are: {known}")
-        with self.lock(key):
+        with self.lock(key), self._writing():
             # Without its manifest it is no engine, should the rest be interrupted.
             (entry.path / MANIFEST).unlink()
             shutil.rmtree(entry.path)
@@ -135,15 +135,16 @@ class EngineStore:
             EngineBuildError: Another process or tab holds it.
         """
         locks = self.root / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
         # thread_local=False: a generator may be closed by another thread than it was begun on.
         lock = FileLock(locks / f"{key}.lock", timeout=0, thread_local=False)
-        try:
-            lock.acquire()
-        except Timeout as exc:
-            raise EngineBuildError(
-                f"'{key}' is being built or removed already; try again when that has ended"
-            ) from exc
+        with self._writing():
+            locks.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire()
+            except Timeout as exc:
+                raise EngineBuildError(
+                    f"'{key}' is being built or removed already; try again when that has ended"
+                ) from exc
         try:
             yield
         finally:
@@ -158,7 +159,8 @@ class EngineStore:
         for leftover in self.root.glob(f"{_ASIDE}{key}-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         folder = self.root / f"{_ASIDE}{key}-{os.getpid()}"
-        folder.mkdir(parents=True)
+        with self._writing():
+            folder.mkdir(parents=True)
         try:
             yield folder
         finally:
@@ -196,15 +198,22 @@ class EngineStore:
     def _read(self, folder: Path) -> StoreEntry | None:
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            if manifest["manifest_version"] != MANIFEST_VERSION:
+                return None
+            return StoreEntry(
+                key=folder.name,
+                path=folder,
+                name=str(manifest["name"]),
+                created=str(manifest["created"]),
+                identity=dict(manifest["identity"]),
+                files={str(name): int(size) for name, size in manifest["files"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not ours, or damaged
             return None
-        if not isinstance(manifest, dict) or manifest.get("manifest_version") != MANIFEST_VERSION:
-            return None
-        return StoreEntry(
-            key=folder.name,
-            path=folder,
-            name=str(manifest["name"]),
-            created=str(manifest["created"]),
-            identity=dict(manifest["identity"]),
-            files={str(name): int(size) for name, size in manifest["files"].items()},
+
+    def _writing(self) -> AbstractContextManager[None]:
+        remedy = f"set {STORE_VARIABLE} to a folder that can"
+        return translate_errors(
+            f"the engine store '{self.root}' cannot be written ({remedy})",
+            {OSError: EngineBuildError},
         )

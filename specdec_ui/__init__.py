@@ -1,0 +1,1 @@
+"""The Gradio page. Read in this order: `state`, `highlight`, `handlers`, `layout`."""

@@ -68,7 +68,9 @@ class GgufBuild:
 
     def _fetch(self) -> Iterator[str | None]:
         # A folder of its own: the copy is gone with the build, the converted checkpoint stays.
-        folder = self._cleanup.enter_context(self._store.aside(f"download-{bundled_key()}"))
+        key = f"download-{bundled_key()}"
+        self._cleanup.enter_context(self._store.lock(key))
+        folder = self._cleanup.enter_context(self._store.aside(key))
         with translate_errors(f"{bundled.GGUF_FILE} cannot be stored", {OSError: EngineBuildError}):
             yield from bundled.fetch(folder)
         self._source = folder / bundled.GGUF_FILE
@@ -81,10 +83,9 @@ class GgufBuild:
 
     def _hash(self) -> Iterator[str | None]:
         assert self._source is not None
-        with translate_errors(f"'{self._source}' cannot be read", {OSError: EngineBuildError}):
-            for digest in hash_file(self._source):
-                self._sha256 = digest
-                yield None
+        for digest in hash_file(self._source):
+            self._sha256 = digest
+            yield None
         yield f"SHA-256 {self._sha256}"
 
     def _convert(self) -> Iterator[str | None]:

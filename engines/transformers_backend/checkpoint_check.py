@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import AutoConfig
 
 from engines.checkpoints import Reference, built_path
 from engines.compatibility import check_vocabularies
-from engines.errors import EngineError, ModelLoadError, translate_errors
+from engines.errors import ModelLoadError, translate_errors
 from engines.store import EngineStore
 from engines.transformers_backend.tokenizer import LOAD_ERRORS, load_tokenizer
 
@@ -28,19 +29,32 @@ def check_checkpoints(references: Sequence[Reference], store: EngineStore) -> It
     vocabularies = []
     for reference in references:
         path = built_path(reference, store)
-        table: dict[type[Exception], type[EngineError]] = {
-            SafetensorError: ModelLoadError,
-            **LOAD_ERRORS,
-        }
-        with translate_errors(f"the model '{reference.name}' cannot be read", table):
-            config = AutoConfig.from_pretrained(path, local_files_only=True)
-            num_tensors = sum(_num_tensors(file) for file in path.glob("*.safetensors"))
+        with translate_errors(f"the model '{reference.name}' cannot be read", LOAD_ERRORS):
+            config = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
+            num_tensors = sum(_num_tensors(file) for file in _weight_files(path, reference.name))
         vocabularies.append(load_tokenizer(path, name=reference.name).get_vocab())
         yield f"{reference.name}: {config.model_type}, {num_tensors} tensors"
     if len(references) == 2:
         target, draft = references
         check_vocabularies(target.name, vocabularies[0], draft.name, vocabularies[1])
         yield "target and draft share their vocabulary"
+
+
+def _weight_files(path: Path, name: str) -> list[Path]:
+    """Return the files of the weights, those that the index names where there is one."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [path / file for file in sorted(set(weight_map.values()))]
+    files = list(path.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(
+            f"the model '{name}' has no weights in the safetensors format; choose one that has, or "
+            "write them with 'save_pretrained'"
+        )
+    return files
 
 
 def _num_tensors(file: Path) -> int:

@@ -47,13 +47,14 @@ GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     MemoryError: GenerationError,
 }
 # What a checkpoint may set to change its own output; both sides of a comparison ignore it alike.
-IGNORED_SETTINGS = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "min_p",
-    "typical_p",
-    "encoder_repetition_penalty",
-)
+# With the values that change nothing.
+IGNORED_SETTINGS = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "min_p": 0,
+    "typical_p": 1,
+}
 
 
 class TransformersEngine(Engine):
@@ -97,7 +98,7 @@ class TransformersEngine(Engine):
         ignored = {
             key: value
             for key, value in generation_settings(target_path).items()
-            if key in IGNORED_SETTINGS and value is not None
+            if key in IGNORED_SETTINGS and value not in (None, IGNORED_SETTINGS[key])
         }
         self._info = EngineInfo(
             backend="transformers",
@@ -122,7 +123,7 @@ class TransformersEngine(Engine):
 
     def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
         token_ids = encode_prompt(self._tokenizer, prompt, chat_template=chat_template)
-        self._check_length(token_ids)
+        self._check_ids(token_ids)
         return token_ids
 
     def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
@@ -131,7 +132,7 @@ class TransformersEngine(Engine):
                 f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
                 f"use one of {', '.join(self.draft_kinds)}"
             )
-        self._check_length(request.prompt_token_ids)
+        self._check_ids(request.prompt_token_ids)
         if self._target is None:
             raise GenerationError("the engine is closed; load it again")
         return self._generate(request)
@@ -166,7 +167,13 @@ class TransformersEngine(Engine):
             case "none":
                 return NoProposer()
 
-    def _check_length(self, token_ids: tuple[int, ...]) -> None:
+    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
+        unknown = next((id_ for id_ in token_ids if not 0 <= id_ < self._vocab_size), None)
+        if unknown is not None:
+            raise ValueError(
+                f"the prompt has the token id {unknown}, and the models know 0 to "
+                f"{self._vocab_size - 1}: encode it with this engine"
+            )
         limit = self._info.context_length
         if len(token_ids) >= limit:
             raise ValueError(

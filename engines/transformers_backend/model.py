@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engines.errors import EngineError, IncompatibleModelsError, ModelLoadError, translate_errors
+from engines.errors import IncompatibleModelsError, ModelLoadError, translate_errors
 from engines.transformers_backend.tokenizer import LOAD_ERRORS
 
 UNBOUNDED_CONTEXT = 2**20  # where a configuration names no limit
@@ -23,23 +22,26 @@ def load_model(path: Path, *, name: str, dtype: torch.dtype, device: torch.devic
     Raises:
         ModelLoadError: It is unreadable, incomplete, unknown to transformers or too large.
     """
-    table: dict[type[Exception], type[EngineError]] = {
-        SafetensorError: ModelLoadError,
-        RuntimeError: ModelLoadError,  # wrong shapes, out of memory
-        MemoryError: ModelLoadError,
-        AttributeError: ModelLoadError,  # a configuration that lacks what its architecture needs
-        **LOAD_ERRORS,
-    }
-    with translate_errors(f"the model '{name}' cannot be loaded", table):
+    with translate_errors(f"the model '{name}' cannot be loaded", LOAD_ERRORS):
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
         # transformers fills what a checkpoint lacks with random numbers, which is no model.
-        if report["missing_keys"]:
-            missing = sorted(report["missing_keys"])
+        if missing := sorted(report["missing_keys"]):
             raise ModelLoadError(
                 f"the model '{name}' is incomplete: {len(missing)} weights are missing, "
                 f"{missing[0]} the first; fetch or convert it again"
+            )
+        if misshapen := sorted(report["mismatched_keys"]):
+            weight, shape, expected = misshapen[0]
+            raise ModelLoadError(
+                f"the weights of '{name}' do not fit its config.json: {weight} is {list(shape)}, "
+                f"not {list(expected)}; fetch or convert it again"
             )
         return model.to(device).eval()
 
@@ -90,7 +92,8 @@ def require_rollback(model: Any, name: str) -> None:
     Raises:
         IncompatibleModelsError: It cannot.
     """
-    cache = DynamicCache(config=model.config)
+    with translate_errors(f"the model '{name}' cannot be loaded", LOAD_ERRORS):
+        cache = DynamicCache(config=model.config)
     if not cache.is_croppable:
         raise IncompatibleModelsError(
             f"'{name}' cannot take part in speculative decoding: its cache cannot be rolled back "

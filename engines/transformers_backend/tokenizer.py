@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -14,13 +17,23 @@ from engines.config import check_prompt
 from engines.errors import ModelLoadError, translate_errors
 from engines.generation import Vocabulary
 
-LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = {
-    OSError: ModelLoadError,
-    ValueError: ModelLoadError,
-    KeyError: ModelLoadError,
-    TypeError: ModelLoadError,
-    ImportError: ModelLoadError,
-}
+# What the libraries below raise over a checkpoint that is damaged, incomplete or unknown to them.
+LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
+    (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        ImportError,
+        RuntimeError,
+        MemoryError,
+        SafetensorError,
+        StrictDataclassError,
+    ),
+    ModelLoadError,
+)
 
 
 def load_tokenizer(path: Path, *, name: str) -> Any:
@@ -29,8 +42,9 @@ def load_tokenizer(path: Path, *, name: str) -> Any:
     Raises:
         ModelLoadError: It has none, or one that cannot be read.
     """
-    with translate_errors(f"the tokenizer of '{name}' cannot be loaded", LOAD_ERRORS):
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    action = f"the tokenizer of '{name}' cannot be loaded (are its tokenizer.json and config.json whole?)"
+    with translate_errors(action, LOAD_ERRORS):
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def load_gguf_tokenizer(path: Path) -> Any:
@@ -57,7 +71,7 @@ def encode_prompt(tokenizer: Any, prompt: str, *, chat_template: bool) -> tuple[
     """Return a prompt's ids. With the chat template, the prompt is the user's first message.
 
     Raises:
-        ValueError: The prompt is empty, or there is no chat template.
+        ValueError: The prompt is empty, or the chat template is missing or refuses it.
     """
     check_prompt(prompt)
     if not chat_template:
@@ -65,9 +79,14 @@ def encode_prompt(tokenizer: Any, prompt: str, *, chat_template: bool) -> tuple[
     if tokenizer.chat_template is None:
         raise ValueError("the target has no chat template: switch 'chat template' off")
     message = {"role": "user", "content": prompt}
-    ids = tokenizer.apply_chat_template(
-        [message], add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    try:
+        ids = tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except TemplateError as exc:
+        raise ValueError(
+            f"the target's chat template fails ({exc}): switch 'chat template' off"
+        ) from exc
     return tuple(ids)
 
 

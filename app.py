@@ -1,0 +1,46 @@
+"""Command line -> engines -> page -> serve."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from engines import BUNDLED, DRAFT_KINDS, EngineSlot
+from specdec_ui.layout import PageDefaults, build_app, launch_options
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options, with their defaults."""
+    parser = argparse.ArgumentParser(description="Open the SpecDec Playground in a browser.")
+    parser.add_argument("--port", type=int, help="default: the first free one from 7860")
+    parser.add_argument("--target", default=BUNDLED, help="model to start with (default: bundled)")
+    parser.add_argument("--draft", default="", help="draft model to start with")
+    parser.add_argument("--draft-kind", choices=DRAFT_KINDS, help="default: model with --draft")
+    parser.add_argument("--backend", default="transformers", help="default: %(default)s")
+    parser.add_argument("--verbose", action="store_true", help="log loads and builds")
+    args = parser.parse_args(argv)
+    if args.port is not None and not 1 <= args.port <= 65535:
+        parser.error(f"port is {args.port}: use 1 to 65535")
+    return args
+
+
+def main() -> None:
+    """Serve the page on this machine until interrupted."""
+    args = parse_args()
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING)
+    slot = EngineSlot()
+    draft_kind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
+    app = build_app(slot, PageDefaults(args.backend, args.target, args.draft, draft_kind))
+    try:
+        app.queue(max_size=64).launch(
+            server_name="127.0.0.1", server_port=args.port, **launch_options()
+        )
+    except OSError as exc:
+        sys.exit(f"error: {exc}")
+    finally:
+        slot.close()
+
+
+if __name__ == "__main__":
+    main()

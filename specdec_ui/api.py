@@ -1,0 +1,130 @@
+"""The page's actions as named endpoints for `gradio_client`: /run, /compare, /build, /doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, cast
+
+import gradio as gr
+from gradio.events import api
+
+from engines import BUNDLED, BuildProgress, DraftKind, EngineConfig, EngineSlot, doctor
+from specdec_ui.handlers import USER_ERRORS, running_text, stream_run, throttled
+from specdec_ui.state import RunForm, RunState
+
+CONCURRENCY_ID = "engine"  # whatever touches the device waits in one queue
+
+
+@contextmanager
+def as_page_error() -> Iterator[None]:
+    """Turn an error for the user into Gradio's, which reaches the client as its sentence."""
+    try:
+        yield
+    except USER_ERRORS as exc:
+        raise gr.Error(str(exc), print_exception=False) from exc
+
+
+def add_endpoints(slot: EngineSlot) -> None:
+    """Add the endpoints to the page that is being built."""
+
+    def stream(form: RunForm) -> Iterator[dict[str, Any]]:
+        with (
+            as_page_error(),
+            closing(stream_run(slot, form)) as items,
+            closing(throttled(items)) as shown,
+        ):
+            state = None
+            for item in shown:
+                if isinstance(item, RunState):
+                    state = item
+                yield _progress(item)
+            if state is not None:
+                yield state.record.to_dict()
+
+    def generator(*, baseline: bool) -> Callable[..., Iterator[dict[str, Any]]]:
+        def generate(
+            prompt: str,
+            num_draft_tokens: int = 4,
+            draft_kind: str = "prompt_lookup",
+            max_new_tokens: int = 64,
+            temperature: float = 0.0,
+            top_k: int = 0,
+            top_p: float = 1.0,
+            seed: int = 0,
+            target: str = BUNDLED,
+            draft: str = "",
+            chat_template: bool = True,
+            backend: str = "transformers",
+            repeats: int = 1,
+        ) -> Iterator[dict[str, Any]]:
+            yield from stream(
+                RunForm(
+                    backend=backend,
+                    target=target,
+                    draft_kind=cast(DraftKind, draft_kind),  # judged with the rest of the form
+                    draft=draft,
+                    prompt=prompt,
+                    chat_template=chat_template,
+                    num_draft_tokens=num_draft_tokens,
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    seed=seed,
+                    baseline=baseline,
+                    repeats=repeats,
+                )
+            )
+
+        return generate
+
+    def build(
+        target: str = BUNDLED, draft: str = "", backend: str = "transformers"
+    ) -> Iterator[dict[str, Any]]:
+        """Build a pair into the engine store, yielding progress."""
+        with as_page_error():
+            config = EngineConfig(backend=backend, target=target, draft=draft or None)
+            with closing(slot.build(config)) as progress:
+                for item in progress:
+                    yield _progress(item)
+        yield {"state": "built", "built": [name for name in (target, draft) if name]}
+
+    def report() -> dict[str, Any]:
+        """Say what is installed and usable."""
+        return doctor()
+
+    queued: dict[str, Any] = {"concurrency_id": CONCURRENCY_ID, "concurrency_limit": 1}
+    api(
+        generator(baseline=False),
+        api_name="run",
+        api_description="Generate, yielding progress; the last value is the whole run.",
+        **queued,
+    )
+    api(
+        generator(baseline=True),
+        api_name="compare",
+        api_description="Generate with and without drafting; the last value compares the two.",
+        **queued,
+    )
+    api(
+        build,
+        api_name="build",
+        api_description="Build a pair into the engine store, yielding progress.",
+        **queued,
+    )
+    api(report, api_name="doctor", api_description="Say what is installed and usable.")
+
+
+def _progress(item: BuildProgress | RunState) -> dict[str, Any]:
+    if isinstance(item, BuildProgress):
+        return {
+            "state": "building",
+            "stage": item.stage,
+            "num_stages": item.num_stages,
+            "name": item.name,
+            "message": item.message,
+            "elapsed_s": item.elapsed_s,
+        }
+    text = item.lanes[item.current].stats.text if item.current else ""
+    return {"state": "running", "side": item.current, "message": running_text(item), "text": text}

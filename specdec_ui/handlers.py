@@ -1,0 +1,239 @@
+"""Component values in, component values out. The only place that catches errors.
+
+Every handler is a plain generator: closing it, by Stop, by a client that cancels or by a closed
+tab, closes the engine's stream before its next step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, fields
+from html import escape
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gradio as gr
+
+from engines import (
+    BuildProgress,
+    EngineError,
+    EngineSlot,
+    RunRecord,
+    run,
+    settings_of,
+    write_recording,
+)
+from specdec_ui.charts import latency_figure
+from specdec_ui.state import RunForm, RunState, Session
+from specdec_ui.summary import figures_html, number, status_html, verdict_html
+from specdec_ui.theme import SIDE_NAMES
+
+UPDATE_INTERVAL_S = 0.05  # at most 20 updates a second
+MAX_LOG_LINES = 200
+USER_ERRORS = (EngineError, ValueError)
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class View:
+    """New values of the page's outputs, in the order of `names`; what is left out stays."""
+
+    verdict: Any = None
+    status: Any = None
+    speculative: Any = None
+    baseline: Any = None
+    latency: Any = None
+    figures: Any = None
+    build_log: Any = None
+    export: Any = None
+    run: Any = None
+    build: Any = None
+    stop: Any = None
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the values as Gradio takes them."""
+        values = (getattr(self, name) for name in self.names())
+        return tuple(gr.skip() if value is None else value for value in values)
+
+
+def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | RunState, None, None]:
+    """Yield how the engine is made ready, then the run after each of its events.
+
+    It is always the same `RunState` that comes, one event further on.
+
+    Raises:
+        ValueError: A field of the form is unusable.
+        EngineError: The engine cannot be built or loaded, or fails.
+    """
+    form.check()
+    engine = yield from slot.ensure(form.config())
+    request = form.request(engine.encode(form.prompt, chat_template=form.chat_template))
+    settings = settings_of(engine, request, chat_template=form.chat_template, repeats=form.repeats)
+    state = RunState(RunRecord(form.prompt, settings))
+    yield state
+    with closing(run(engine, request, baseline=form.baseline, repeats=form.repeats)) as events:
+        for event in events:
+            state.apply(event)
+            yield state
+
+
+def throttled(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """Yield at most 20 items a second, always the last; the others are dropped unseen.
+
+    For states that supersede each other. Nothing waits: an item that comes too soon is followed
+    by the next at once.
+    """
+    shown_at, pending = float("-inf"), None
+    for item in items:
+        pending = item
+        if time.monotonic() - shown_at >= UPDATE_INTERVAL_S:
+            shown_at, pending = time.monotonic(), None
+            yield item
+    if pending is not None:
+        yield pending
+
+
+def on_run(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """Run what the form says, streaming both lanes, then show what came out."""
+    session.run = None
+    log: list[str] = []
+    yield busy_view("Getting ready …").values()
+    try:
+        form = RunForm(*values)
+        with closing(stream_run(slot, form)) as items, closing(throttled(items)) as shown:
+            for item in shown:
+                if isinstance(item, BuildProgress):
+                    yield progress_view(item, log).values()
+                else:
+                    session.run = item
+                    yield running_view(item).values()
+    except USER_ERRORS as exc:
+        yield error_view(exc, session).values()
+        return
+    assert session.run is not None
+    yield finished_view(session.run, is_stopped=False).values()
+
+
+def on_build(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """Build the pair into the store, streaming the log."""
+    log: list[str] = []
+    yield busy_view("Building …").values()
+    try:
+        config = RunForm(*values).config()
+        with closing(slot.build(config)) as progress:
+            # Log lines add up, so none is dropped; builds say little.
+            for item in progress:
+                yield progress_view(item, log).values()
+    except USER_ERRORS as exc:
+        yield error_view(exc, session).values()
+        return
+    done = idle_view()
+    done.status = status_html("The pair is built. Run starts it.")
+    yield done.values()
+
+
+def on_stop(session: Session) -> tuple[Any, ...]:
+    """Show the run as far as it came. Gradio closes the running handler beside this."""
+    if session.run is None:
+        view = idle_view()
+        view.status = status_html("Stopped.")
+        return view.values()
+    return finished_view(session.run, is_stopped=True).values()
+
+
+# -- views: which outputs change, and to what
+
+
+def idle_view() -> View:
+    """Return the buttons as they are while nothing runs."""
+    return View(
+        run=gr.update(interactive=True),
+        build=gr.update(interactive=True),
+        stop=gr.update(interactive=False),
+    )
+
+
+def busy_view(text: str) -> View:
+    """Return the page as something begins: the lanes empty, Stop ready."""
+    return View(
+        status=status_html(text),
+        run=gr.update(interactive=False),
+        build=gr.update(interactive=False),
+        stop=gr.update(interactive=True),
+    )
+
+
+def progress_view(progress: BuildProgress, log: list[str]) -> View:
+    """Return where a build stands, its log included."""
+    if progress.message:
+        log.append(progress.message)
+    where = f"{progress.name} ({progress.stage} of {progress.num_stages})"
+    lines = "\n".join(log[-MAX_LOG_LINES:])
+    return View(
+        status=status_html(f"{where} … {progress.elapsed_s:.0f} s"),
+        build_log=f"<pre class='sd-log'>{escape(lines)}</pre>" if log else None,
+        speculative="",
+        baseline="",
+    )
+
+
+def running_view(state: RunState) -> View:
+    """Return the lanes of a run and a line about it."""
+    return View(
+        status=status_html(running_text(state)),
+        speculative=state.lanes["speculative"].html,
+        baseline=state.lanes["baseline"].html,
+    )
+
+
+def running_text(state: RunState) -> str:
+    """Return what a run is doing right now."""
+    if state.current is None:
+        return "Warming up …"
+    stats = state.lanes[state.current].stats
+    if not stats.num_steps:
+        return f"{SIDE_NAMES[state.current]}: reading the prompt …"
+    repeats = state.record.settings.get("repeats", 1)
+    turn = f", run {state.lanes[state.current].repeat + 1} of {repeats}" if repeats > 1 else ""
+    return (
+        f"{SIDE_NAMES[state.current]}{turn}: {stats.num_output_tokens} tokens in "
+        f"{stats.num_steps} steps, {number(stats.tokens_per_second, 1)} tokens/s"
+    )
+
+
+def finished_view(state: RunState, *, is_stopped: bool, is_recorded: bool = False) -> View:
+    """Return everything that a run shows in the end, also where it was stopped before."""
+    has_events = bool(state.record.runs)
+    view = idle_view()
+    view.status = status_html("Stopped. What came so far is kept." if is_stopped else "Done.")
+    view.speculative = state.lanes["speculative"].html
+    view.baseline = state.lanes["baseline"].html
+    if has_events:
+        view.verdict = verdict_html(state.record, is_recorded=is_recorded, is_stopped=is_stopped)
+        view.figures = figures_html(state.record)
+        view.latency = latency_figure(state.record)
+        view.export = gr.update(value=export_file(state.record), interactive=True)
+    return view
+
+
+def error_view(exc: Exception, session: Session) -> View:
+    """Return what went wrong; whatever was produced before stays."""
+    view = idle_view() if session.run is None else finished_view(session.run, is_stopped=True)
+    view.status = status_html(str(exc), is_error=True)
+    return view
+
+
+def export_file(record: RunRecord) -> str:
+    """Write a run as a recording and return its path."""
+    folder = Path(tempfile.mkdtemp(prefix="specdec-"))
+    path = folder / "specdec-run.jsonl"
+    write_recording(record, path)
+    return str(path)

@@ -1,0 +1,63 @@
+"""Tokens to coloured spans. The HTML of a lane only ever grows, so that only what is new is sent.
+
+Model text is data: it is escaped here, and never enters a template.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from engines import Step, Token, TokenOrigin
+from specdec_ui.theme import TOKEN_STYLES
+
+DROPPED: frozenset[TokenOrigin] = frozenset({"rejected", "unverified", "discarded"})
+
+
+def step_html(step: Step) -> str:
+    """Return one step's tokens, dropped drafts in the place where they were dropped.
+
+    Attributes stand in single quotes, which JSON sends without an escape. `--t` is the time at
+    which a replay shows the step.
+    """
+    accepted = [token for token in step.tokens if token.origin == "accepted"]
+    following = step.tokens[len(accepted) :]
+    tokens = "".join(token_html(token) for token in (*accepted, *step.rejected, *following))
+    return f"<span class='s' style='--t:{step.elapsed_s:.3f}s'>{tokens}</span>"
+
+
+def token_html(token: Token) -> str:
+    """Return one token; its title holds its numbers."""
+    css_class = TOKEN_STYLES[token.origin].css_class
+    return f"<i class='{css_class}' title='{escape(_title(token))}'>{_text_html(token)}</i>"
+
+
+def legend_html() -> str:
+    """Return the legend of the token states."""
+    entries = "".join(
+        f"<li><span class='sd-text'><i class='{style.css_class}'>{origin}</i></span> "
+        f"{escape(style.meaning)}</li>"
+        for origin, style in TOKEN_STYLES.items()
+    )
+    return f"<ul class='sd-legend' aria-label='What the colours and marks mean'>{entries}</ul>"
+
+
+def _title(token: Token) -> str:
+    parts = [token.origin, f"id {token.id}"]
+    if token.target_prob is not None:
+        parts.append(f"target {token.target_prob:.3f}")
+    if token.draft_prob is not None:
+        parts.append(f"draft {token.draft_prob:.3f}")
+    if token.uniform is not None:
+        parts.append(f"drew {token.uniform:.3f}")
+    return " · ".join(parts)
+
+
+def _text_html(token: Token) -> str:
+    if token.control:
+        return f"<span class='c'>{escape(token.control)}</span>"
+    if not token.text:  # part of a character that a later token completes
+        return "<span class='c'>…</span>"
+    text = escape(token.text)
+    if token.origin in DROPPED:  # marked, but without breaking the line
+        return text.replace("\n", "<b class='n'></b>").replace("\t", "<b class='h'></b>")
+    return text.replace("\n", "<b class='n'></b>\n").replace("\t", "<b class='h'></b>\t")

@@ -1,0 +1,264 @@
+"""The page: components in reading order, then which handler each event calls. No logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from engines import (
+    BUNDLED,
+    DRAFT_KINDS,
+    MAX_NUM_DRAFT_TOKENS,
+    MAX_REPEATS,
+    EngineSlot,
+    read_recording,
+)
+from specdec_ui import theme
+from specdec_ui.api import CONCURRENCY_ID, add_endpoints
+from specdec_ui.charts import latency_figure
+from specdec_ui.handlers import View, on_build, on_run, on_stop
+from specdec_ui.highlight import legend_html
+from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
+from specdec_ui.state import RunForm, RunState, Session
+from specdec_ui.summary import expectation_html, figures_html, status_html, verdict_html
+
+TITLE = "SpecDec Playground"
+INTRODUCTION = (
+    f"# {TITLE}\n"
+    "A small **draft** guesses the next tokens, the large **target** checks all of them in one "
+    "pass. Guesses it agrees with are free; the output is exactly the target's own."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageDefaults:
+    """What the page starts with."""
+
+    backend: str = "transformers"
+    target: str = BUNDLED
+    draft: str = ""
+    draft_kind: str = "prompt_lookup"
+
+
+def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Blocks:
+    """Return the page over a slot of engines. Launch it with `launch_options()`."""
+    defaults = defaults or PageDefaults()
+    recorded = RunState.replayed(read_recording(FIRST_RECORDING))
+    app = gr.Blocks(title=TITLE, analytics_enabled=False)
+    with app:
+        controls: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
+        gr.Markdown(INTRODUCTION)
+        outputs["verdict"] = _html(verdict_html(recorded.record, is_recorded=True))
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
+                _pair(controls, outputs, defaults)
+                _settings(controls)
+            with gr.Column(scale=3, min_width=480):
+                _prompt(controls)
+                with gr.Row():
+                    outputs["run"] = gr.Button("Run", variant="primary", elem_id="sd-run")
+                    outputs["stop"] = gr.Button(
+                        "Stop", variant="stop", interactive=False, elem_id="sd-stop"
+                    )
+                outputs["status"] = _html(
+                    status_html("Below is a recorded run. Run starts your own.")
+                )
+                _lanes(outputs, recorded)
+        with gr.Row():
+            with gr.Column(min_width=320):
+                gr.Markdown("### Latency against the baseline")
+                outputs["latency"] = gr.Plot(
+                    latency_figure(recorded.record), show_label=False, elem_classes="sd-chart"
+                )
+            with gr.Column(min_width=320):
+                gr.Markdown("### Figures")
+                outputs["figures"] = _html(figures_html(recorded.record))
+                outputs["export"] = gr.DownloadButton(
+                    "Export this run (JSON Lines)", value=str(FIRST_RECORDING)
+                )
+        _wire(slot, controls, outputs)
+        add_endpoints(slot)
+        app.load(None, js="() => window.specdec.replay()")
+    return app
+
+
+def launch_options() -> dict[str, Any]:
+    """Return what the page needs of `launch`: its looks, and nothing sent or kept elsewhere."""
+    return {
+        "css": theme.page_css(),
+        "head": theme.page_script(),
+        "theme": theme.page_theme(),
+        "share": False,
+        "run_history": False,
+        "footer_links": ["api", "settings"],
+        "show_error": True,
+    }
+
+
+def _html(value: str, **options: Any) -> gr.HTML:
+    """Return HTML of ours, styled by our style sheet alone."""
+    return gr.HTML(value, apply_default_css=False, elem_classes="sd-html", **options)
+
+
+def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults) -> None:
+    gr.Markdown("### Pair and engine")
+    controls["backend"] = gr.Dropdown(
+        ["transformers", "replay"],
+        value=defaults.backend,
+        label="Back end",
+        info="What runs the models: transformers is PyTorch, on CUDA where there is a GPU.",
+    )
+    controls["target"] = gr.Textbox(
+        defaults.target,
+        label="Target",
+        info=f"'{BUNDLED}' (SmolLM2-135M-Instruct), a folder, a .gguf file, or a Hub id: org/name.",
+    )
+    controls["draft_kind"] = gr.Radio(
+        list(DRAFT_KINDS),
+        value=defaults.draft_kind,
+        label="Draft kind",
+        info="model: a smaller model guesses. prompt_lookup: what followed the same words before. "
+        "none: plain decoding.",
+    )
+    controls["draft"] = gr.Textbox(
+        defaults.draft,
+        label="Draft model",
+        info="A smaller model with the target's tokenizer: a folder, a .gguf file or a Hub id.",
+        visible=defaults.draft_kind == "model",
+    )
+    outputs["build"] = gr.Button("Build", elem_id="sd-build")
+    with gr.Accordion("Build log", open=False):
+        outputs["build_log"] = _html(
+            "<p class='sd-note'>Building fetches, verifies and converts a pair once. "
+            "Run does it by itself where it is needed.</p>"
+        )
+
+
+def _choose(example: Example) -> tuple[str, str]:
+    return example.prompt, expectation_html(example)
+
+
+def _prompt(controls: dict[str, Any]) -> None:
+    controls["prompt"] = gr.Textbox(
+        EXAMPLES[0].prompt, label="Prompt", lines=3, max_lines=12, elem_id="sd-prompt"
+    )
+    with gr.Row():
+        buttons = [gr.Button(example.kind, size="sm", min_width=70) for example in EXAMPLES]
+    expectation = _html(expectation_html(EXAMPLES[0]))
+    for button, example in zip(buttons, EXAMPLES, strict=True):
+        button.click(
+            partial(_choose, example),
+            outputs=[controls["prompt"], expectation],
+            api_visibility="private",
+            queue=False,
+        )
+    with gr.Row():
+        controls["num_draft_tokens"] = gr.Slider(
+            1,
+            MAX_NUM_DRAFT_TOKENS,
+            value=4,
+            step=1,
+            label="num_draft_tokens",
+            info="Tokens guessed per step. More can be kept at once, and more can be wasted.",
+        )
+        controls["max_new_tokens"] = gr.Number(
+            64, precision=0, label="max_new_tokens", info="Where the answer is cut, in tokens."
+        )
+
+
+def _settings(controls: dict[str, Any]) -> None:
+    with gr.Accordion("Sampling and comparison", open=False):
+        with gr.Row():
+            controls["temperature"] = gr.Number(
+                0, label="temperature", info="0 is greedy; 1 is the model's own distribution."
+            )
+            controls["top_k"] = gr.Number(
+                0, precision=0, label="top_k", info="Draw from the k likeliest; 0 keeps all."
+            )
+            controls["top_p"] = gr.Number(
+                1, label="top_p", info="Draw from the likeliest with this share; 1 keeps all."
+            )
+            controls["seed"] = gr.Number(
+                0, precision=0, label="seed", info="Same seed, same draws."
+            )
+        with gr.Row():
+            controls["repeats"] = gr.Slider(
+                1,
+                MAX_REPEATS,
+                value=1,
+                step=1,
+                label="Repeats",
+                info="Runs of each side in alternating order; the spread shows the noise.",
+            )
+            controls["baseline"] = gr.Checkbox(
+                True, label="Run the baseline", info="The target alone, really run."
+            )
+            controls["chat_template"] = gr.Checkbox(
+                True, label="Chat template", info="Wrap the prompt as the model was taught."
+            )
+
+
+def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
+    with gr.Row(equal_height=False):
+        replay = gr.Button(
+            "Replay side by side", size="sm", elem_id="sd-replay", scale=0, min_width=170
+        )
+        hide = gr.Checkbox(
+            False, label="Hide what was dropped", container=False, scale=0, min_width=200
+        )
+    _html(legend_html())
+    hide.change(None, inputs=hide, js="(hide) => window.specdec.hideDropped(hide)")
+    replay.click(None, js="() => window.specdec.replay()")
+    with gr.Row(equal_height=True):
+        for side, name in theme.SIDE_NAMES.items():
+            with gr.Column(min_width=280):
+                # The wrapper lives in the template, so that the value itself only ever grows.
+                outputs[side] = _html(
+                    recorded.lanes[side].html,
+                    html_template=(
+                        f"<section class='sd-lane sd-{side}'><h3>{name}</h3>"
+                        "<div class='sd-text' tabindex='0' role='region' "
+                        f"aria-label='{name} output'>${{value}}</div></section>"
+                    ),
+                    elem_id=f"sd-lane-{side}",
+                )
+
+
+def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -> None:
+    session = gr.State(Session())
+    inputs = [session, *(controls[name] for name in RunForm.names())]
+    view = [outputs[name] for name in View.names()]
+    queued: dict[str, Any] = {
+        "concurrency_id": CONCURRENCY_ID,
+        "concurrency_limit": 1,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
+    running = outputs["run"].click(
+        partial(on_run, slot),
+        inputs,
+        view,
+        js="(...values) => { window.specdec.live(); return values; }",
+        **queued,
+    )
+    building = outputs["build"].click(partial(on_build, slot), inputs, view, **queued)
+    outputs["stop"].click(
+        on_stop,
+        session,
+        view,
+        cancels=[running, building],
+        show_progress="hidden",
+        api_visibility="private",
+        queue=False,
+    )
+    controls["draft_kind"].change(
+        lambda kind: gr.update(visible=kind == "model"),
+        controls["draft_kind"],
+        controls["draft"],
+        api_visibility="private",
+        queue=False,
+    )

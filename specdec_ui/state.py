@@ -1,0 +1,141 @@
+"""What a person asked for, and one run as far as it has come. No Gradio in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from engines import (
+    SIDES,
+    DraftKind,
+    EngineConfig,
+    GenerationRequest,
+    GenerationStats,
+    RunEvent,
+    RunRecord,
+    SamplingParams,
+    Side,
+    Step,
+    check_prompt,
+)
+from specdec_ui.highlight import step_html
+
+
+@dataclass(frozen=True, slots=True)
+class RunForm:
+    """The page's controls, in the order in which a handler gets their values."""
+
+    backend: str
+    target: str
+    draft_kind: DraftKind
+    draft: str
+    prompt: str
+    chat_template: bool
+    num_draft_tokens: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    baseline: bool
+    repeats: int
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))
+
+    def config(self) -> EngineConfig:
+        """Return the engine to load. The draft model counts only where it is to draft.
+
+        Raises:
+            ValueError: A field is unusable; the text names it.
+        """
+        if self.draft_kind != "model":
+            return EngineConfig(backend=self.backend, target=self.target.strip())
+        if not (self.draft or "").strip():
+            raise ValueError("the draft is empty: name a model, or choose another draft kind")
+        return EngineConfig(
+            backend=self.backend, target=self.target.strip(), draft=self.draft.strip()
+        )
+
+    def request(self, prompt_token_ids: tuple[int, ...]) -> GenerationRequest:
+        """Return the generation to run.
+
+        Raises:
+            ValueError: A field is unusable; the text names it.
+        """
+        is_plain = self.draft_kind == "none"
+        return GenerationRequest(
+            prompt_token_ids=prompt_token_ids,
+            draft_kind=self.draft_kind,
+            num_draft_tokens=0 if is_plain else _whole(self.num_draft_tokens),
+            max_new_tokens=_whole(self.max_new_tokens),
+            sampling=SamplingParams(
+                temperature=self.temperature,
+                top_k=_whole(self.top_k),
+                top_p=self.top_p,
+                seed=_whole(self.seed),
+            ),
+        )
+
+    def check(self) -> Self:
+        """Refuse what can be refused before anything is loaded.
+
+        Raises:
+            ValueError: A field is unusable; the text names it.
+        """
+        check_prompt(self.prompt or "")
+        self.config()
+        self.request((0,))
+        return self
+
+
+def _whole(value: Any) -> Any:
+    """Return a number field's 4.0 as 4; anything else is judged where it is used."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(slots=True)
+class Lane:
+    """One side's latest repeat: its tokens as HTML that only grows, and its figures."""
+
+    html: str = ""
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    repeat: int = 0
+
+
+@dataclass(slots=True)
+class RunState:
+    """One run, as far as it has come. Owned by the handler that runs it."""
+
+    record: RunRecord
+    lanes: dict[Side, Lane] = field(default_factory=lambda: {side: Lane() for side in SIDES})
+    current: Side | None = None
+
+    @classmethod
+    def replayed(cls, record: RunRecord) -> Self:
+        """Return a recorded run in its final state."""
+        state = cls(RunRecord(record.prompt, record.settings, record.environment))
+        for side, repeats in record.runs.items():
+            for repeat, events in enumerate(repeats):
+                for event in events:
+                    state.apply(RunEvent(side, repeat, event))
+        return state
+
+    def apply(self, item: RunEvent) -> None:
+        """Take in one more event."""
+        self.record.apply(item)
+        self.current = item.side
+        lane = self.lanes[item.side]
+        if item.repeat != lane.repeat:
+            lane = self.lanes[item.side] = Lane(repeat=item.repeat)
+        lane.stats.apply(item.event)
+        if isinstance(item.event, Step):
+            lane.html += step_html(item.event)
+
+
+@dataclass(slots=True)
+class Session:
+    """What one browser tab keeps. Gradio copies it at the start: no engine, tensor or lock."""
+
+    run: RunState | None = None  # the latest, finished or not

@@ -1,0 +1,271 @@
+"""Statistics to the words and numbers that a person reads, with units, as escaped HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from engines import SIDES, Comparison, GenerationStats, RunRecord, Side, Spread, comparison_of
+from specdec_ui.presets import Example
+from specdec_ui.theme import SIDE_NAMES
+
+NO_DIFFERENCE = 0.02  # a speedup this close to 1 is called neither faster nor slower
+MISSING = "–"
+
+DRAFT_NAMES = {
+    "model": "a draft model",
+    "prompt_lookup": "prompt lookup",
+    "none": "nothing drafted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of the table: its name, its definition, how a side's statistics give it."""
+
+    name: str
+    definition: str
+    value: Callable[[GenerationStats], str]
+
+
+def number(value: float | None, digits: int, unit: str = "") -> str:
+    """Return a rounded number with its unit, or a dash where there is none."""
+    return MISSING if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as a percentage."""
+    return MISSING if value is None else f"{value:.0%}"
+
+
+FIGURES = (
+    Figure(
+        "Tokens per second",
+        "output tokens ÷ decode time, the prompt's reading apart",
+        lambda stats: number(stats.tokens_per_second, 1),
+    ),
+    Figure(
+        "Time to first token",
+        "from the request to the first output token",
+        lambda stats: number(stats.time_to_first_token_s, 2, " s"),
+    ),
+    Figure(
+        "Time per token",
+        "decode time ÷ output tokens",
+        lambda stats: number(
+            stats.decode_s / stats.num_output_tokens * 1000 if stats.num_output_tokens else None,
+            1,
+            " ms",
+        ),
+    ),
+    Figure(
+        "Total time",
+        "reading the prompt and decoding",
+        lambda stats: number(stats.elapsed_s, 2, " s"),
+    ),
+    Figure(
+        "Output tokens", "the end of text included", lambda stats: f"{stats.num_output_tokens:,}"
+    ),
+    Figure("Target steps", "forward passes of the target", lambda stats: f"{stats.num_steps:,}"),
+    Figure(
+        "Accepted ÷ drafted",
+        "draft tokens that were kept, of those proposed",
+        lambda stats: (
+            f"{stats.num_accepted_tokens:,} ÷ {stats.num_draft_tokens:,}"
+            if stats.num_draft_tokens
+            else MISSING
+        ),
+    ),
+    Figure(
+        "Acceptance rate",
+        "accepted ÷ drafted tokens; those behind a rejected one count as drafted",
+        lambda stats: percent(stats.acceptance_rate),
+    ),
+    Figure(
+        "Mean acceptance length",
+        "1 + accepted ÷ drafts: output tokens per step that drafted",
+        lambda stats: number(stats.mean_acceptance_length, 2),
+    ),
+    Figure(
+        "Accepted by position",
+        "share of the drafts whose 1st, 2nd, … token was kept",
+        lambda stats: (
+            " ".join(
+                percent(count / stats.num_drafts) for count in stats.num_accepted_tokens_per_pos
+            )
+            or MISSING
+        ),
+    ),
+    Figure("Drafting", "time spent drafting", lambda stats: number(stats.draft_s, 2, " s")),
+    Figure(
+        "Verifying", "time of the target's passes", lambda stats: number(stats.target_s, 2, " s")
+    ),
+    Figure("Ended by", "stop: end of text; length: the limit", lambda stats: stats.finish_reason),
+)
+
+
+def figures_html(record: RunRecord) -> str:
+    """Return the table of figures, a column for each side that was run."""
+    shown = {side: record.stats(side) for side in SIDES if record.runs.get(side)}
+    if not shown:
+        return ""
+    columns: dict[Side, GenerationStats] = {side: stats[-1] for side, stats in shown.items()}
+    if len(columns) == len(SIDES):
+        comparison = comparison_of(record)
+        columns = {"speculative": comparison.speculative, "baseline": comparison.baseline}
+    head = "".join(f"<th scope='col'>{SIDE_NAMES[side]}</th>" for side in columns)
+    rows = "".join(
+        f"<tr><th scope='row'>{figure.name}<small>{escape(figure.definition)}</small></th>"
+        + "".join(f"<td>{escape(figure.value(stats))}</td>" for stats in columns.values())
+        + "</tr>"
+        for figure in FIGURES
+    )
+    return (
+        "<div class='sd-scroll'><table class='sd-figures'><thead><tr><th scope='col'>Figure</th>"
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def verdict_html(record: RunRecord, *, is_recorded: bool, is_stopped: bool = False) -> str:
+    """Return the verdict bar: what came out, why, the figures it rests on, and whose run it was."""
+    is_compared = all(record.runs.get(side) for side in SIDES)
+    comparison = comparison_of(record) if is_compared else None
+    facts: list[tuple[str, str, str]]
+    outcome = "sd-open"
+    if comparison is not None and comparison.is_finished and not is_stopped:
+        headline, reason = headline_of(comparison), reason_of(comparison)
+        facts = _compared_facts(comparison)
+        if comparison.speedup is not None:
+            outcome = "sd-faster" if comparison.speedup.median > 1 else "sd-slower"
+    else:
+        headline = "Stopped" if is_stopped else "Run without a baseline"
+        reason = "Nothing was compared, so no speedup is claimed."
+        facts = _single_facts(record)
+    definitions = "".join(
+        f"<div><dt title='{escape(definition)}'>{name}</dt><dd>{escape(value)}</dd></div>"
+        for name, value, definition in facts
+    )
+    return (
+        f"<section class='sd-verdict {outcome}' aria-label='Verdict'><h2>{escape(headline)}</h2>"
+        f"<p class='sd-reason'>{escape(reason)}</p><dl>{definitions}</dl>"
+        f"<p class='sd-source sd-note'>{_source(record, is_recorded)}</p></section>"
+    )
+
+
+def headline_of(comparison: Comparison) -> str:
+    """Return the outcome of a finished comparison in one line."""
+    speedup = comparison.speedup
+    if speedup is None:
+        return "Too short to compare"
+    speed = f"{speedup.median:.2f}× "
+    if abs(speedup.median - 1) < NO_DIFFERENCE:
+        speed += "as fast: no difference"
+    else:
+        speed += "faster" if speedup.median > 1 else "as fast: slower"
+    if comparison.identical is None:
+        return f"{speed}, same distribution (sampled, so the texts may differ)"
+    if comparison.identical:
+        return f"{speed}, output identical"
+    assert comparison.difference is not None
+    gap = comparison.difference.logit_gap
+    closeness = "" if gap is None else f", where two tokens were {gap:.4f} apart in logit"
+    return f"{speed}, but output differs from token {comparison.difference.position + 1}{closeness}"
+
+
+def reason_of(comparison: Comparison) -> str:
+    """Return why: what a step gave against what it cost, in steps of the baseline.
+
+    Their ratio is the speedup of the two runs shown.
+    """
+    ours, theirs = comparison.speculative, comparison.baseline
+    if not ours.num_steps or not theirs.num_steps or theirs.decode_s <= 0:
+        return ""
+    plain_step_s = theirs.decode_s / theirs.num_steps
+    gained = ours.num_output_tokens / ours.num_steps
+    cost = ours.decode_s / ours.num_steps / plain_step_s
+    draft = ours.draft_s / ours.num_steps / plain_step_s
+    return (
+        f"A speculative step gave {gained:.2f} tokens and took as long as {cost:.2f} plain steps "
+        f"({draft:.2f} of them for drafting)."
+    )
+
+
+def _compared_facts(comparison: Comparison) -> list[tuple[str, str, str]]:
+    ours, theirs = comparison.speculative, comparison.baseline
+    facts = [
+        (
+            "Tokens/s",
+            f"{number(_median(comparison.speculative_tokens_per_second), 1)} against "
+            f"{number(_median(comparison.baseline_tokens_per_second), 1)}",
+            "speculative against baseline: output tokens ÷ decode time, median of the repeats",
+        ),
+        *_acceptance_facts(ours),
+        (
+            "Time to first token",
+            f"{number(ours.time_to_first_token_s, 2)} against "
+            f"{number(theirs.time_to_first_token_s, 2, ' s')}",
+            "from the request to the first output token",
+        ),
+    ]
+    if comparison.speedup is not None:
+        low, high = comparison.speedup.low, comparison.speedup.high
+        spread = f"{low:.2f}× to {high:.2f}×" if low != high else "one run of each side"
+        facts.append(("Spread", spread, "lowest and highest speedup of the repeats"))
+    return facts
+
+
+def _single_facts(record: RunRecord) -> list[tuple[str, str, str]]:
+    facts = []
+    for side in SIDES:
+        if record.runs.get(side):
+            stats = record.stats(side)[-1]
+            speed = f"{number(stats.tokens_per_second, 1)}, {stats.num_output_tokens} tokens"
+            facts.append((f"{SIDE_NAMES[side]} tokens/s", speed, "output tokens ÷ decode time"))
+            facts += _acceptance_facts(stats)
+    return facts
+
+
+def _acceptance_facts(stats: GenerationStats) -> list[tuple[str, str, str]]:
+    if not stats.num_drafts:
+        return []
+    return [
+        ("Acceptance rate", percent(stats.acceptance_rate), "accepted ÷ drafted tokens"),
+        (
+            "Mean acceptance length",
+            number(stats.mean_acceptance_length, 2),
+            "1 + accepted ÷ drafts: output tokens per step that drafted",
+        ),
+    ]
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.median
+
+
+def _source(record: RunRecord, is_recorded: bool) -> str:
+    settings, machine = record.settings, record.environment
+    drafting = DRAFT_NAMES.get(str(settings.get("draft_kind")), "an unknown draft")
+    if settings.get("num_draft_tokens"):
+        drafting += f", num_draft_tokens {settings['num_draft_tokens']}"
+    parts = [
+        f"{settings.get('target', 'an unknown target')} with {drafting}",
+        f"{settings.get('dtype', '')} on {machine.get('cpu', 'an unknown processor')}"
+        if "CPU" in str(settings.get("device"))
+        else f"{settings.get('dtype', '')} on {settings.get('device', 'an unknown device')}",
+        str(machine.get("date", ""))[:10],
+    ]
+    whose = "recorded run" if is_recorded else "your run"
+    return f"<span class='sd-chip'>{whose}</span> {escape(' · '.join(parts))}"
+
+
+def expectation_html(example: Example) -> str:
+    """Return what an example prompt is an example of."""
+    text = f"Example {example.kind}: {example.expectation}."
+    return f"<p class='sd-note'>{escape(text)}</p>"
+
+
+def status_html(text: str, *, is_error: bool = False) -> str:
+    """Return the line that says what is going on, or what went wrong."""
+    role, css_class = ("alert", "sd-status sd-error") if is_error else ("status", "sd-status")
+    return f"<div class='{css_class}' role='{role}'>{escape(text)}</div>"
