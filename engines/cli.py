@@ -79,7 +79,7 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
         bundled, store, machine = report["bundled"], report["store"], report["environment"]
         print(f"bundled target {bundled['target']}, draft {bundled['draft']}: {bundled['state']}")
         print(
-            f"engine store {store['path']}: {len(store['engines'])} built, "
+            f"engine store {store['folder']}: {len(store['engines'])} built, "
             f"{_gb(store['free_bytes'])} free"
         )
         print(

@@ -30,7 +30,7 @@ def doctor(store: EngineStore | None = None) -> dict[str, Any]:
         },
         "memory_available_bytes": psutil.virtual_memory().available,
         "store": {
-            "path": str(store.root),
+            "folder": str(store.root),  # not "path", which Gradio takes for a file to send
             "free_bytes": _free_bytes(store),
             "engines": [entry.to_dict() for entry in store.entries()],
         },

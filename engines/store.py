@@ -59,7 +59,7 @@ class StoreEntry:
             "created": self.created,
             "num_bytes": self.num_bytes,
             "identity": self.identity,
-            "path": str(self.path),
+            "folder": str(self.path),
         }
 
 
