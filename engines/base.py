@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.events import GenerationEvent
+
+WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,28 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
-        """Yield the events of one generation: `Prefill`, `Step`s, at most one `Finish`.
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
+        """Yield the events of one generation: `Prefill`s, `Step`s, at most one `Finish`.
 
-        Closing the iterator cancels the generation before its next step.
+        Closing the generator cancels the generation before its next step.
 
         Raises:
             ValueError: The request does not suit this engine.
             GenerationError: The back end failed while generating. The engine stays usable.
         """
+
+    def warm_up(self, request: GenerationRequest) -> None:
+        """Run a few tokens and drop them, so that a measured run pays nothing that comes once.
+
+        It cannot be stopped between its steps, so it reads no more than the end of the prompt.
+        """
+        short = replace(
+            request,
+            prompt_token_ids=request.prompt_token_ids[-WARM_UP_TOKENS:],
+            max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS),
+        )
+        for _ in self.generate(short):
+            pass
 
     @abstractmethod
     def close(self) -> None:
@@ -103,10 +118,10 @@ class Backend(ABC):
         """Say whether it can be used here, without loading a model. Never raises."""
 
     @abstractmethod
-    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         """Fetch, verify, convert and check the models, yielding progress.
 
-        Closing the iterator cancels the build and leaves nothing half-built. What is already
+        Closing the generator cancels the build and leaves nothing half-built. What is already
         built is reused.
 
         Raises:

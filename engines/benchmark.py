@@ -7,6 +7,7 @@ alternates from repeat to repeat; prefill is kept apart from decoding.
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -26,7 +27,6 @@ from engines.stats import (
 
 Side: TypeAlias = Literal["speculative", "baseline"]
 SIDES: tuple[Side, Side] = ("speculative", "baseline")
-WARM_UP_TOKENS = 4
 MAX_REPEATS = 9
 
 
@@ -119,21 +119,23 @@ def run(
     if baseline:
         requests["baseline"] = request.plain()
         for side_request in requests.values():
-            _warm_up(engine, side_request)
+            engine.warm_up(side_request)
     for repeat in range(repeats):
         order = list(requests.items())
         if repeat % 2:
             order.reverse()
         for side, side_request in order:
-            for event in engine.generate(side_request):
-                yield RunEvent(side, repeat, event)
+            with closing(engine.generate(side_request)) as events:
+                for event in events:
+                    yield RunEvent(side, repeat, event)
 
 
 def comparison_of(record: RunRecord) -> Comparison:
     """Compare the two sides of a record. Both have at least one event."""
     speculative, baseline = record.stats("speculative"), record.stats("baseline")
     pairs = list(zip(speculative, baseline, strict=False))
-    is_finished = len(speculative) == len(baseline) and all(
+    repeats = record.settings.get("repeats", 1)
+    is_finished = len(speculative) == len(baseline) == repeats and all(
         stats.finish_reason != "cancelled" for stats in (*speculative, *baseline)
     )
     ours = spread_of(stats.tokens_per_second for stats in speculative)
@@ -184,13 +186,6 @@ def settings_of(
         "versions": info.versions,
         "notes": list(info.notes),
     }
-
-
-def _warm_up(engine: Engine, request: GenerationRequest) -> None:
-    """Run a few tokens and drop them, so that neither side pays for what only happens once."""
-    short = replace(request, max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS))
-    for _ in engine.generate(short):
-        pass
 
 
 def _first_difference_of_any(record: RunRecord) -> FirstDifference | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,15 +15,16 @@ class Stage:
     """One stage of a build."""
 
     name: str
-    run: Callable[[], Iterator[str | None]]  # log lines; None is a sign of life
+    run: Callable[[], Generator[str | None, None, None]]  # log lines; None is a sign of life
 
 
-def run_stages(stages: Sequence[Stage]) -> Iterator[BuildProgress]:
+def run_stages(stages: Sequence[Stage]) -> Generator[BuildProgress, None, None]:
     """Run stages one after the other, yielding as each begins and whenever it says something."""
     started = perf_counter()
     for number, stage in enumerate(stages, start=1):
         yield BuildProgress(number, len(stages), stage.name, perf_counter() - started)
-        for message in stage.run():
-            yield BuildProgress(
-                number, len(stages), stage.name, perf_counter() - started, message=message
-            )
+        with closing(stage.run()) as messages:
+            for message in messages:
+                yield BuildProgress(
+                    number, len(stages), stage.name, perf_counter() - started, message=message
+                )

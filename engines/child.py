@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -30,10 +30,10 @@ def own_module(module: str, *args: str) -> list[str]:
 
 def child_lines(
     args: Sequence[str], *, action: str, env: Mapping[str, str] | None = None
-) -> Iterator[str | None]:
+) -> Generator[str | None, None, None]:
     """Yield the lines that a child writes to either stream, and None while it is silent.
 
-    Closing the iterator kills the child and everything it started.
+    Closing the generator kills the child and everything it started.
 
     Args:
         args: The program and its arguments; no shell is involved.

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -32,12 +33,12 @@ from engines.config import (
 from engines.doctor import doctor
 from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
-from engines.recording import read_recording, write_recording
-from engines.replay import replay_events
+from engines.recording import check_place, read_recording, write_recording
+from engines.replay import MAX_SPEED, MIN_SPEED, replay_events
 from engines.slot import EngineSlot
 from engines.stats import stats_of
 from engines.store import EngineStore
-from engines.terminal import stats_lines, step_text
+from engines.terminal import printable, stats_lines, step_text
 
 Number = TypeVar("Number", int, float)
 STOPPED_BY_USER = 130
@@ -45,9 +46,15 @@ STOPPED_BY_USER = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a model may say what the terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
     args = _parser().parse_args(argv)
     try:
         result: dict[str, Any] = args.command(args)
+        exit_code = int(result.pop("exit_code", 0))
+        if args.json:
+            print(json.dumps(result))
+        sys.stdout.flush()
     except EngineError as exc:
         _say(f"error: {exc}")
         return 1
@@ -61,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone, `head` for example. Nothing more may be written on the way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    if args.json:
-        print(json.dumps(result))
-    return int(result.pop("exit_code", 0))
+    return exit_code
 
 
 # -- commands: each prints for people unless --json asks otherwise, and returns its JSON object
@@ -92,14 +97,17 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
 def _build(args: argparse.Namespace) -> dict[str, Any]:
     config = _config(args)
     _drive(EngineSlot().build(config))
+    built = [name for name in (config.target, config.draft) if name]
     if not args.json:
-        print(f"built: {config.target}" + (f" and {config.draft}" if config.draft else ""))
-    return {"built": [name for name in (config.target, config.draft) if name]}
+        print(printable(f"built: {' and '.join(built)}"))
+    return {"built": built}
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     slot = EngineSlot()
     prompt = _prompt(args)
+    if args.record:
+        check_place(args.record)
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
     draft_kind: DraftKind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
     num_draft_tokens = args.num_draft_tokens
@@ -117,12 +125,12 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         settings_of(engine, request, chat_template=args.chat_template, repeats=args.repeats),
     )
     is_stopped = _stream(args, engine, request, record)
-    if args.record:
-        write_recording(record, args.record)
-        _say(f"recorded to {args.record}")
     result = record.to_dict()
     if not args.json:
         _print_summary(record, result)
+    if args.record:
+        write_recording(record, args.record)
+        _say(f"recorded to {args.record}")
     return {**result, "exit_code": STOPPED_BY_USER} if is_stopped else result
 
 
@@ -132,7 +140,7 @@ def _replay(args: argparse.Namespace) -> dict[str, Any]:
         for side, repeats in record.runs.items():
             for repeat, events in enumerate(repeats):
                 _heading(side, repeat, len(repeats))
-                for event in replay_events(iter(events), speed=args.speed):
+                for event in replay_events(events, speed=args.speed):
                     _show(event)
                 print()
     result = record.to_dict()
@@ -145,7 +153,8 @@ def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
     entries = [entry.to_dict() for entry in EngineStore().entries()]
     if not args.json:
         for entry in entries:
-            print(f"{entry['key']}  {_gb(entry['num_bytes'])}  {entry['created']}  {entry['name']}")
+            name = printable(entry["name"])
+            print(f"{entry['key']}  {_gb(entry['num_bytes'])}  {entry['created']}  {name}")
         if not entries:
             print("no engine is built yet: 'python -m engines build' builds the bundled target")
     return {"engines": entries}
@@ -206,7 +215,7 @@ def _print_summary(record: RunRecord, result: dict[str, Any]) -> None:
         same = {True: ", output identical", False: ", output differs", None: ""}
         print(f"speedup {result['speedup']:.2f}x{spread}{same[result['identical']]}")
     for note in record.settings.get("notes", []):
-        print(f"note: {note}")
+        print(printable(f"note: {note}"))
 
 
 def _drive(progress: Generator[BuildProgress, None, Any]) -> Any:
@@ -240,7 +249,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _gb(num_bytes: int) -> str:
@@ -254,7 +263,7 @@ class _Parser(argparse.ArgumentParser):
     """Ends in one sentence instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; '{self.prog} --help' lists what there is\n")
+        self.exit(2, printable(f"error: {message}; '{self.prog} --help' lists what there is\n"))
 
 
 def _number(kind: Callable[[str], Number], name: str, remedy: str) -> Callable[[str], Number]:
@@ -265,6 +274,13 @@ def _number(kind: Callable[[str], Number], name: str, remedy: str) -> Callable[[
             raise argparse.ArgumentTypeError(f"{name} is {text!r}: {remedy}") from None
 
     return parse
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise ValueError
+    return speed
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -327,6 +343,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats",
         type=_number(int, "repeats", f"use 1 to {MAX_REPEATS}"),
+        choices=range(1, MAX_REPEATS + 1),
+        metavar="N",
         default=1,
         help=f"runs of each side, in alternating order, 1 to {MAX_REPEATS} (default: 1)",
     )
@@ -355,8 +373,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("file", type=Path)
     replay.add_argument(
         "--speed",
-        type=_number(float, "speed", "use a number above 0"),
-        help="times the recorded speed (default: at once)",
+        type=_number(_speed, "speed", f"use {MIN_SPEED} to {MAX_SPEED}"),
+        help=f"times the recorded speed, {MIN_SPEED} to {MAX_SPEED} (default: at once)",
     )
     engines = commands.add_parser("engines", help="list or remove built engines")
     actions = engines.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)

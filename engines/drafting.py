@@ -124,6 +124,7 @@ class PromptLookupProposer:
     index: NgramIndex = field(default_factory=NgramIndex)
 
     def prefill(self, token_ids: Sequence[int]) -> Iterator[None]:
+        self.index.read(token_ids)
         return iter(())
 
     def propose(self, request: DraftRequest) -> Draft:

@@ -39,7 +39,7 @@ class Token:
     """
 
     id: int
-    text: str  # what it adds to the output: "" for a control token or an incomplete character
+    text: str  # what it adds to the output: "" for control tokens and unfinished characters
     origin: TokenOrigin
     control: str = ""  # the name of a control token, such as an end of text
     target_prob: float | None = None
@@ -51,9 +51,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt, all but its last token, has been read up to `num_cached_tokens`.
+    """The target has read the prompt, all but its last token, up to `num_cached_tokens`.
 
-    A long prompt is read in chunks, with one event a chunk, so that it can be stopped.
+    A long prompt is read in chunks with an event after each, so that it can be stopped, by the
+    target and then by the draft. The last event comes when both are done.
     """
 
     num_prompt_tokens: int

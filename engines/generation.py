@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -49,7 +49,7 @@ def generate_events(
     vocabulary: Vocabulary,
     *,
     context_length: int,
-) -> Iterator[GenerationEvent]:
+) -> Generator[GenerationEvent, None, None]:
     """Yield the events of one generation.
 
     The clock stands still while the consumer holds the stream, so drawing is never measured.

@@ -27,19 +27,19 @@ class NgramIndex:
 
         Args:
             token_ids: The text so far. Between calls it may only grow at its end.
-            num_tokens: The most to return; fewer where the text ends first, none where the last
-                token is new.
+            num_tokens: The most to return; fewer where the text ends first, none where nothing at
+                its end occurred before.
         """
-        self._index(token_ids)
-        for length in range(MAX_NGRAM_TOKENS, MIN_NGRAM_TOKENS - 1, -1):
-            if length > len(token_ids):
-                continue
+        self.read(token_ids)
+        longest = min(MAX_NGRAM_TOKENS, len(token_ids))
+        for length in range(longest, MIN_NGRAM_TOKENS - 1, -1):
             _, earlier = self._ends[tuple(token_ids[-length:])]
             if earlier is not None:
                 return list(token_ids[earlier : earlier + num_tokens])
         return []
 
-    def _index(self, token_ids: Sequence[int]) -> None:
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Index what is new at the end of the text."""
         for end in range(self._num_indexed + 1, len(token_ids) + 1):
             for length in range(MIN_NGRAM_TOKENS, min(MAX_NGRAM_TOKENS, end) + 1):
                 ngram = tuple(token_ids[end - length : end])

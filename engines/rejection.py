@@ -52,7 +52,8 @@ def verify_draft(
         probs_of(draft_token_ids, draft_probs),
         strict=False,
     ):
-        if uniform * draft_prob >= target_prob:  # uniform >= min(1, target / draft): rejected
+        # Kept where uniform < min(1, target / draft); a draft that is not a number is not kept.
+        if not uniform * draft_prob < target_prob:
             break
         num_accepted += 1
 

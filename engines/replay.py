@@ -7,22 +7,27 @@ speed is `None`, which makes it the free back end of tests.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from engines.base import Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import RunRecord, Side
-from engines.config import DraftKind, EngineConfig, GenerationRequest, check_prompt
+from engines.config import DRAFT_KINDS, DraftKind, EngineConfig, GenerationRequest, check_prompt
 from engines.errors import ModelLoadError
 from engines.events import GenerationEvent
 from engines.recording import read_recording
 from engines.store import EngineStore
 
+MIN_SPEED, MAX_SPEED = 0.01, 1000.0
+
 
 def replay_events(
-    events: Iterator[GenerationEvent], *, speed: float | None
-) -> Iterator[GenerationEvent]:
-    """Yield events at their recorded times, `speed` times as fast, or at once for None."""
+    events: Iterable[GenerationEvent], *, speed: float | None
+) -> Generator[GenerationEvent, None, None]:
+    """Yield events at their recorded times, `speed` times as fast, or at once for None.
+
+    A speed is a number from `MIN_SPEED` to `MAX_SPEED`.
+    """
     started = time.perf_counter()
     for event in events:
         if speed is not None:
@@ -54,19 +59,30 @@ class ReplayEngine(Engine):
 
     @property
     def draft_kinds(self) -> tuple[DraftKind, ...]:
-        return ("model", "prompt_lookup", "none")
+        return tuple(kind for kind in DRAFT_KINDS if self._side(kind) in self._record.runs)
 
     def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
         check_prompt(prompt)
         return (0,)
 
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
-        side: Side = "baseline" if request.draft_kind == "none" else "speculative"
-        repeats = self._record.runs.get(side) or [[]]
-        return replay_events(iter(repeats[0]), speed=self._speed)
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
+        side = self._side(request.draft_kind)
+        if side not in self._record.runs:
+            raise ValueError(
+                f"draft_kind is '{request.draft_kind}', and the recording holds no {side} run: "
+                f"use one of {', '.join(self.draft_kinds)}"
+            )
+        return replay_events(self._record.runs[side][0], speed=self._speed)
+
+    def warm_up(self, request: GenerationRequest) -> None:
+        """A recording has nothing to warm up."""
 
     def close(self) -> None:
         """It holds nothing."""
+
+    def _side(self, kind: DraftKind) -> Side:
+        is_plain_run = self._record.settings.get("draft_kind") == "none"  # nothing to compare with
+        return "baseline" if kind == "none" and not is_plain_run else "speculative"
 
 
 class ReplayBackend(Backend):
@@ -78,7 +94,7 @@ class ReplayBackend(Backend):
     def probe(self) -> BackendStatus:
         return BackendStatus("replay", usable=True, detail="plays recorded runs, without a model")
 
-    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         yield BuildProgress(1, 1, "read the recording", 0.0)
         read_recording(Path(config.target))
 

@@ -11,6 +11,12 @@ from typing import Any, TypeAlias
 from array_api_compat import array_namespace, device
 
 from engines.config import SamplingParams
+from engines.errors import GenerationError
+
+NOT_NUMBERS = (
+    "the model returned logits that are not numbers: its weights are damaged, or the dtype is too "
+    "narrow for it; try float32"
+)
 
 Array: TypeAlias = Any  # a NumPy array or a PyTorch tensor
 
@@ -74,13 +80,16 @@ def draw(weights: Array, uniform: float) -> int:
     """Return the entry of `weights` [vocab_size] that a uniform number in [0, 1) falls on.
 
     The weights need not sum to 1. An entry of weight 0 is never returned.
+
+    Raises:
+        GenerationError: The weights are not numbers.
     """
     xp = array_namespace(weights)
     mass = xp.cumulative_sum(xp.astype(weights, xp.float64), axis=-1)
-    total = mass[-1:]
-    entry = xp.searchsorted(mass, total * uniform, side="right")
-    last = xp.searchsorted(mass, total, side="left")  # where rounding puts the product on the total
-    return int(xp.minimum(entry, last)[0])
+    entry = int(xp.searchsorted(mass, mass[-1:] * uniform, side="right")[0])
+    if entry == mass.shape[0]:  # no entry's mass exceeds the product: they are not numbers
+        raise GenerationError(NOT_NUMBERS)
+    return entry
 
 
 def top_entries(probs: Array, num_entries: int) -> list[tuple[int, float]]:

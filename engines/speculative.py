@@ -6,9 +6,10 @@ the same loop with nothing drafted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import chain
+from math import isnan
 from random import Random
 from time import perf_counter
 
@@ -16,8 +17,9 @@ from array_api_compat import array_namespace, device
 
 from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import CachedModel, Draft, DraftRequest, Proposer, prefill_chunks
+from engines.errors import GenerationError
 from engines.rejection import Verdict, probs_of, verify_draft
-from engines.sampling import Array, one_hot, softmax, to_probs, top_entries
+from engines.sampling import NOT_NUMBERS, Array, one_hot, softmax, to_probs, top_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def decode(
     *,
     stop_token_ids: frozenset[int],
     context_length: int,
-) -> Iterator[PrefillChunk | Round]:
+) -> Generator[PrefillChunk | Round, None, None]:
     """Yield how the prompt is read, then a round for each target pass, until a stop or the limit.
 
     After each round the target's cache holds the prompt and all but the last output token, the
@@ -121,7 +123,11 @@ def decode(
 def verify(
     draft: Draft, logits: Array, sampling: SamplingParams, random: Random, num_top_tokens: int
 ) -> Verification:
-    """Judge a draft by the target's logits [num_draft_tokens + 1, vocab_size]."""
+    """Judge a draft by the target's logits [num_draft_tokens + 1, vocab_size].
+
+    Raises:
+        GenerationError: The logits are not numbers.
+    """
     target_probs = to_probs(logits, sampling)
     uniforms = tuple(random.random() for _ in range(len(draft.token_ids) + 1))
     verdict = verify_draft(
@@ -133,6 +139,8 @@ def verify(
         *probs_of(draft.token_ids, reported[:-1]),
         float(reported[verdict.num_accepted_tokens, verdict.next_token_id]),
     ]
+    if isnan(probs[-1]):  # a greedy choice would hide it
+        raise GenerationError(NOT_NUMBERS)
     num_reported_rows = len(probs) if num_top_tokens else 0
     top = (top_entries(reported[row], num_top_tokens) for row in range(num_reported_rows))
     return Verification(verdict, tuple(probs), uniforms, tuple(top))

@@ -82,7 +82,8 @@ class EngineStore:
             return []
         folders = (path for path in self.root.iterdir() if not path.name.startswith("."))
         found = (self._read(folder) for folder in folders)
-        return sorted((entry for entry in found if entry is not None), key=lambda e: e.created)
+        engines = (entry for entry in found if entry is not None)
+        return sorted(engines, key=lambda entry: (entry.created, entry.key))
 
     def find(self, key: str) -> StoreEntry | None:
         """Return an engine whose files are all there, or None where it is not built.

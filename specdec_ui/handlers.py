@@ -6,14 +6,15 @@ tab, closes the engine's stream before its next step.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gradio as gr
 
@@ -34,25 +35,24 @@ from specdec_ui.theme import SIDE_NAMES
 UPDATE_INTERVAL_S = 0.05  # at most 20 updates a second
 MAX_LOG_LINES = 200
 USER_ERRORS = (EngineError, ValueError)
-
-Item = TypeVar("Item")
+UNEXPECTED = EngineError("something unexpected failed; the log on the terminal says what")
 
 
 @dataclass(slots=True)
 class View:
     """New values of the page's outputs, in the order of `names`; what is left out stays."""
 
-    verdict: Any = None
-    status: Any = None
-    speculative: Any = None
-    baseline: Any = None
-    latency: Any = None
-    figures: Any = None
-    build_log: Any = None
-    export: Any = None
-    run: Any = None
-    build: Any = None
-    stop: Any = None
+    verdict: Any = field(default_factory=gr.skip)
+    status: Any = field(default_factory=gr.skip)
+    speculative: Any = field(default_factory=gr.skip)
+    baseline: Any = field(default_factory=gr.skip)
+    latency: Any = field(default_factory=gr.skip)
+    figures: Any = field(default_factory=gr.skip)
+    build_log: Any = field(default_factory=gr.skip)
+    export: Any = field(default_factory=gr.skip)
+    run: Any = field(default_factory=gr.skip)
+    build: Any = field(default_factory=gr.skip)
+    stop: Any = field(default_factory=gr.skip)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -60,8 +60,7 @@ class View:
 
     def values(self) -> tuple[Any, ...]:
         """Return the values as Gradio takes them."""
-        values = (getattr(self, name) for name in self.names())
-        return tuple(gr.skip() if value is None else value for value in values)
+        return tuple(getattr(self, name) for name in self.names())
 
 
 def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | RunState, None, None]:
@@ -85,51 +84,59 @@ def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | Run
             yield state
 
 
-def throttled(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield at most 20 items a second, always the last; the others are dropped unseen.
+def throttled(
+    items: Iterator[BuildProgress | RunState],
+) -> Generator[BuildProgress | RunState, None, None]:
+    """Yield a run's states at most 20 times a second, the last always, and all of a build.
 
-    For states that supersede each other. Nothing waits: an item that comes too soon is followed
-    by the next at once.
+    A state supersedes the one before, so those that come too soon are passed over. Nothing waits.
     """
     shown_at, pending = float("-inf"), None
     for item in items:
-        pending = item
-        if time.monotonic() - shown_at >= UPDATE_INTERVAL_S:
-            shown_at, pending = time.monotonic(), None
-            yield item
+        if isinstance(item, RunState) and time.monotonic() - shown_at < UPDATE_INTERVAL_S:
+            pending = item
+            continue
+        shown_at, pending = time.monotonic(), None
+        yield item
     if pending is not None:
         yield pending
 
 
+def on_wait(session: Session) -> tuple[Any, ...]:
+    """Answer a click at once: the engine may be busy with somebody else's run."""
+    session.run, session.is_stopped = None, False
+    return busy_view("Waiting for the engine …").values()
+
+
 def on_run(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Run what the form says, streaming both lanes, then show what came out."""
-    session.run = None
     log: list[str] = []
-    yield busy_view("Getting ready …").values()
     try:
-        form = RunForm(*values)
-        with closing(stream_run(slot, form)) as items, closing(throttled(items)) as shown:
+        with (
+            closing(stream_run(slot, RunForm(*values))) as items,
+            closing(throttled(items)) as shown,
+        ):
             for item in shown:
                 if isinstance(item, BuildProgress):
                     yield progress_view(item, log).values()
-                else:
+                elif session.run is None:
                     session.run = item
+                    yield started_view(item).values()
+                else:
                     yield running_view(item).values()
     except USER_ERRORS as exc:
         yield error_view(exc, session).values()
         return
     assert session.run is not None
-    yield finished_view(session.run, is_stopped=False).values()
+    yield finished_view(session, session.run, is_stopped=False).values()
 
 
 def on_build(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Build the pair into the store, streaming the log."""
     log: list[str] = []
-    yield busy_view("Building …").values()
     try:
         config = RunForm(*values).config()
         with closing(slot.build(config)) as progress:
-            # Log lines add up, so none is dropped; builds say little.
             for item in progress:
                 yield progress_view(item, log).values()
     except USER_ERRORS as exc:
@@ -142,11 +149,28 @@ def on_build(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple
 
 def on_stop(session: Session) -> tuple[Any, ...]:
     """Show the run as far as it came. Gradio closes the running handler beside this."""
+    session.is_stopped = True
     if session.run is None:
         view = idle_view()
         view.status = status_html("Stopped.")
         return view.values()
-    return finished_view(session.run, is_stopped=True).values()
+    return finished_view(session, session.run, is_stopped=True).values()
+
+
+def on_fault(session: Session) -> tuple[Any, ...]:
+    """Give the page back after a fault of this program, which stands in its log.
+
+    Gradio reports a handler that Stop has closed as failed, too.
+    """
+    if session.is_stopped:
+        return on_stop(session)
+    return error_view(UNEXPECTED, session).values()
+
+
+def forget(session: Session) -> None:
+    """Delete what a closed tab leaves on disk."""
+    if session.export_folder is not None:
+        shutil.rmtree(session.export_folder, ignore_errors=True)
 
 
 # -- views: which outputs change, and to what
@@ -162,7 +186,7 @@ def idle_view() -> View:
 
 
 def busy_view(text: str) -> View:
-    """Return the page as something begins: the lanes empty, Stop ready."""
+    """Return the page as something begins. What was shown stays until there is something new."""
     return View(
         status=status_html(text),
         run=gr.update(interactive=False),
@@ -179,10 +203,18 @@ def progress_view(progress: BuildProgress, log: list[str]) -> View:
     lines = "\n".join(log[-MAX_LOG_LINES:])
     return View(
         status=status_html(f"{where} … {progress.elapsed_s:.0f} s"),
-        build_log=f"<pre class='sd-log'>{escape(lines)}</pre>" if log else None,
-        speculative="",
-        baseline="",
+        build_log=f"<pre class='sd-log'>{escape(lines)}</pre>" if log else gr.skip(),
     )
+
+
+def started_view(state: RunState) -> View:
+    """Return the page as a run begins: what belongs to the run before goes."""
+    view = running_view(state)
+    view.verdict = verdict_html(state.record, whose="your run")
+    view.figures = ""
+    view.latency = None
+    view.export = gr.update(interactive=False)
+    return view
 
 
 def running_view(state: RunState) -> View:
@@ -209,31 +241,34 @@ def running_text(state: RunState) -> str:
     )
 
 
-def finished_view(state: RunState, *, is_stopped: bool, is_recorded: bool = False) -> View:
+def finished_view(session: Session, state: RunState, *, is_stopped: bool) -> View:
     """Return everything that a run shows in the end, also where it was stopped before."""
-    has_events = bool(state.record.runs)
     view = idle_view()
     view.status = status_html("Stopped. What came so far is kept." if is_stopped else "Done.")
     view.speculative = state.lanes["speculative"].html
     view.baseline = state.lanes["baseline"].html
-    if has_events:
-        view.verdict = verdict_html(state.record, is_recorded=is_recorded, is_stopped=is_stopped)
-        view.figures = figures_html(state.record)
-        view.latency = latency_figure(state.record)
-        view.export = gr.update(value=export_file(state.record), interactive=True)
+    view.verdict = verdict_html(state.record, whose="your run", is_stopped=is_stopped)
+    view.figures = figures_html(state.record)
+    view.latency = latency_figure(state.record)
+    if state.record.runs:
+        view.export = gr.update(value=export_file(session, state.record), interactive=True)
     return view
 
 
 def error_view(exc: Exception, session: Session) -> View:
     """Return what went wrong; whatever was produced before stays."""
-    view = idle_view() if session.run is None else finished_view(session.run, is_stopped=True)
+    if session.run is None:
+        view = idle_view()
+    else:
+        view = finished_view(session, session.run, is_stopped=True)
     view.status = status_html(str(exc), is_error=True)
     return view
 
 
-def export_file(record: RunRecord) -> str:
-    """Write a run as a recording and return its path."""
-    folder = Path(tempfile.mkdtemp(prefix="specdec-"))
-    path = folder / "specdec-run.jsonl"
+def export_file(session: Session, record: RunRecord) -> str:
+    """Write a run as a recording, over the tab's last one, and return its path."""
+    if session.export_folder is None:
+        session.export_folder = tempfile.mkdtemp(prefix="specdec-")
+    path = Path(session.export_folder) / "specdec-run.jsonl"
     write_recording(record, path)
     return str(path)

@@ -19,13 +19,15 @@ from engines import (
 from specdec_ui import theme
 from specdec_ui.api import CONCURRENCY_ID, add_endpoints
 from specdec_ui.charts import latency_figure
-from specdec_ui.handlers import View, on_build, on_run, on_stop
+from specdec_ui.handlers import View, forget, on_build, on_fault, on_run, on_stop, on_wait
 from specdec_ui.highlight import legend_html
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
 from specdec_ui.state import RunForm, RunState, Session
 from specdec_ui.summary import expectation_html, figures_html, status_html, verdict_html
 
 TITLE = "SpecDec Playground"
+LIVE = "(session) => { window.specdec.live(); return session; }"
+CACHE_LIFE_S = (3600, 24 * 3600)  # how often exported files are looked through, how old they get
 INTRODUCTION = (
     f"# {TITLE}\n"
     "A small **draft** guesses the next tokens, the large **target** checks all of them in one "
@@ -47,12 +49,12 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
     """Return the page over a slot of engines. Launch it with `launch_options()`."""
     defaults = defaults or PageDefaults()
     recorded = RunState.replayed(read_recording(FIRST_RECORDING))
-    app = gr.Blocks(title=TITLE, analytics_enabled=False)
+    app = gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=CACHE_LIFE_S)
     with app:
         controls: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         gr.Markdown(INTRODUCTION)
-        outputs["verdict"] = _html(verdict_html(recorded.record, is_recorded=True))
+        outputs["verdict"] = _html(verdict_html(recorded.record, whose="recorded run"))
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
                 _pair(controls, outputs, defaults)
@@ -229,7 +231,7 @@ def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
 
 
 def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -> None:
-    session = gr.State(Session())
+    session = gr.State(Session(), delete_callback=forget)
     inputs = [session, *(controls[name] for name in RunForm.names())]
     view = [outputs[name] for name in View.names()]
     queued: dict[str, Any] = {
@@ -238,27 +240,39 @@ def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -
         "show_progress": "hidden",
         "api_visibility": "private",
     }
-    running = outputs["run"].click(
-        partial(on_run, slot),
-        inputs,
-        view,
-        js="(...values) => { window.specdec.live(); return values; }",
-        **queued,
+    at_once: dict[str, Any] = {
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "queue": False,
+    }
+    running = (
+        outputs["run"]
+        .click(
+            on_wait,
+            session,
+            view,
+            js=LIVE,
+            **at_once,
+        )
+        .then(partial(on_run, slot), inputs, view, **queued)
     )
-    building = outputs["build"].click(partial(on_build, slot), inputs, view, **queued)
+    building = (
+        outputs["build"]
+        .click(on_wait, session, view, **at_once)
+        .then(partial(on_build, slot), inputs, view, **queued)
+    )
+    for work in (running, building):
+        work.failure(on_fault, session, view, **at_once)
     outputs["stop"].click(
         on_stop,
         session,
         view,
         cancels=[running, building],
-        show_progress="hidden",
-        api_visibility="private",
-        queue=False,
+        **at_once,
     )
     controls["draft_kind"].change(
         lambda kind: gr.update(visible=kind == "model"),
         controls["draft_kind"],
         controls["draft"],
-        api_visibility="private",
-        queue=False,
+        **at_once,
     )

@@ -139,3 +139,5 @@ class Session:
     """What one browser tab keeps. Gradio copies it at the start: no engine, tensor or lock."""
 
     run: RunState | None = None  # the latest, finished or not
+    is_stopped: bool = False  # by the person, since the last click on Run or Build
+    export_folder: str | None = None  # holds the recording of the run

@@ -127,7 +127,7 @@ def figures_html(record: RunRecord) -> str:
     )
 
 
-def verdict_html(record: RunRecord, *, is_recorded: bool, is_stopped: bool = False) -> str:
+def verdict_html(record: RunRecord, *, whose: str, is_stopped: bool = False) -> str:
     """Return the verdict bar: what came out, why, the figures it rests on, and whose run it was."""
     is_compared = all(record.runs.get(side) for side in SIDES)
     comparison = comparison_of(record) if is_compared else None
@@ -140,6 +140,8 @@ def verdict_html(record: RunRecord, *, is_recorded: bool, is_stopped: bool = Fal
             outcome = "sd-faster" if comparison.speedup.median > 1 else "sd-slower"
     else:
         headline = "Stopped" if is_stopped else "Run without a baseline"
+        if not record.runs and not is_stopped:
+            headline = "Running …"
         reason = "Nothing was compared, so no speedup is claimed."
         facts = _single_facts(record)
     definitions = "".join(
@@ -149,7 +151,7 @@ def verdict_html(record: RunRecord, *, is_recorded: bool, is_stopped: bool = Fal
     return (
         f"<section class='sd-verdict {outcome}' aria-label='Verdict'><h2>{escape(headline)}</h2>"
         f"<p class='sd-reason'>{escape(reason)}</p><dl>{definitions}</dl>"
-        f"<p class='sd-source sd-note'>{_source(record, is_recorded)}</p></section>"
+        f"<p class='sd-source sd-note'>{_source(record, whose)}</p></section>"
     )
 
 
@@ -243,7 +245,7 @@ def _median(spread: Spread | None) -> float | None:
     return None if spread is None else spread.median
 
 
-def _source(record: RunRecord, is_recorded: bool) -> str:
+def _source(record: RunRecord, whose: str) -> str:
     settings, machine = record.settings, record.environment
     drafting = DRAFT_NAMES.get(str(settings.get("draft_kind")), "an unknown draft")
     if settings.get("num_draft_tokens"):
@@ -255,8 +257,7 @@ def _source(record: RunRecord, is_recorded: bool) -> str:
         else f"{settings.get('dtype', '')} on {settings.get('device', 'an unknown device')}",
         str(machine.get("date", ""))[:10],
     ]
-    whose = "recorded run" if is_recorded else "your run"
-    return f"<span class='sd-chip'>{whose}</span> {escape(' · '.join(parts))}"
+    return f"<span class='sd-chip'>{escape(whose)}</span> {escape(' · '.join(parts))}"
 
 
 def expectation_html(example: Example) -> str:

@@ -1,8 +1,9 @@
-"""Tiny models: arithmetic ones for the loop, random Llamas on disk for the transformers back end."""
+"""Tiny models: arithmetic ones for the loop, random Llamas on disk for transformers."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,12 +15,21 @@ import pytest
 
 from engines.base import Engine
 from engines.config import EngineConfig
+from engines.environment import usable_cpus
 from engines.generation import Vocabulary
 from engines.slot import EngineSlot
 from engines.store import EngineStore
 
 VOCAB_SIZE = 8
 STOP_ID = 7
+
+
+@pytest.fixture(autouse=True)
+def few_threads(request: pytest.FixtureRequest) -> None:
+    """Run tiny models on one thread, where two would wait for each other; the bundled on all."""
+    if torch := sys.modules.get("torch"):
+        is_large = request.node.get_closest_marker("bundled") is not None
+        torch.set_num_threads(usable_cpus() if is_large else 1)
 
 
 class TableModel:

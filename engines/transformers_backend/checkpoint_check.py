@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from safetensors import safe_open
@@ -16,7 +16,9 @@ from engines.store import EngineStore
 from engines.transformers_backend.tokenizer import LOAD_ERRORS, load_tokenizer
 
 
-def check_checkpoints(references: Sequence[Reference], store: EngineStore) -> Iterator[str | None]:
+def check_checkpoints(
+    references: Sequence[Reference], store: EngineStore
+) -> Generator[str | None, None, None]:
     """Read configurations, tokenizers and the headers of the weights, yielding what was found.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -126,7 +126,7 @@ class TransformersEngine(Engine):
         self._check_ids(token_ids)
         return token_ids
 
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
         if request.draft_kind not in self.draft_kinds:
             raise ValueError(
                 f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
@@ -142,7 +142,7 @@ class TransformersEngine(Engine):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+    def _generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
         # Not a `with`: the lock is held over yields, and another thread may close the generator.
         if not self._busy.acquire(blocking=False):
             raise GenerationError("the engine is busy with another generation; try again later")

@@ -42,7 +42,9 @@ def load_tokenizer(path: Path, *, name: str) -> Any:
     Raises:
         ModelLoadError: It has none, or one that cannot be read.
     """
-    action = f"the tokenizer of '{name}' cannot be loaded (are its tokenizer.json and config.json whole?)"
+    action = (
+        f"the tokenizer of '{name}' cannot be loaded (are tokenizer.json and config.json whole?)"
+    )
     with translate_errors(action, LOAD_ERRORS):
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
@@ -50,8 +52,8 @@ def load_tokenizer(path: Path, *, name: str) -> Any:
 def load_gguf_tokenizer(path: Path) -> Any:
     """Return the tokenizer of a GGUF file, splitting text as the original does.
 
-    transformers reads the vocabulary and the merges, but takes GPT-2's splitting for every
-    byte-level tokenizer. The family named in the file says how it should be.
+    transformers reads the vocabulary and the merges, but takes GPT-2's splitting for a Llama's
+    byte-level tokenizer. SmolLM's splits numbers into digits first.
     """
     from gguf import GGUFReader
 

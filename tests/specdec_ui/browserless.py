@@ -36,8 +36,14 @@ class PageClient:
             for id_, item in self.components.items()
             if item["props"].get("elem_id") == element_id
         )
-        return next(
+        clicked = next(
             item for item in self.config["dependencies"] if [button, "click"] in item["targets"]
+        )
+        # The first answer to a click comes at once; the work follows it.
+        return next(
+            item
+            for item in self.config["dependencies"]
+            if item["trigger_after"] == clicked["id"] and not item["trigger_only_on_failure"]
         )
 
     def press(self, element_id: str, inputs: list[Any]) -> Iterator[dict[str, Any]]:

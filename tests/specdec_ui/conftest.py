@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from threading import Condition, Event
 
@@ -26,18 +26,18 @@ from engines import (
 )
 from specdec_ui.layout import build_app, launch_options
 
+TOKENS_PER_STEP = 4
 WAIT_S = 30.0  # for what must happen; nothing waits that long when all is well
 
 
 class ScriptedEngine(Engine):
-    """Yields as many steps as asked for, each of `tokens_per_step` tokens, and counts them.
+    """Yields as many steps as asked for, each of four tokens where it drafts, and counts them.
 
     `step_s` stands for the time that a device takes over a step.
     """
 
-    def __init__(self, *, step_s: float = 0.0, tokens_per_step: int = 4, text: str = " word") -> None:
+    def __init__(self, *, step_s: float = 0.0, text: str = " word") -> None:
         self.step_s = step_s
-        self.tokens_per_step = tokens_per_step
         self.text = text
         self.num_steps = 0
         self.num_generations = 0
@@ -56,7 +56,7 @@ class ScriptedEngine(Engine):
     def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
         return tuple(range(len(prompt.split())))
 
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationEvent]:
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
         with self.changed:
             self.num_generations += 1
             self.changed.notify_all()
@@ -90,16 +90,14 @@ class ScriptedEngine(Engine):
     def _step(self, request: GenerationRequest, num_left: int, elapsed_s: float) -> Step:
         if request.draft_kind == "none":
             return Step((Token(5, self.text, "target"),), (), 0, 0.0, self.step_s, elapsed_s)
-        num_tokens = min(self.tokens_per_step, num_left)
+        num_tokens = min(TOKENS_PER_STEP, num_left)
         accepted = tuple(
             Token(5, self.text, "accepted", target_prob=0.9, draft_prob=0.8)
             for _ in range(num_tokens - 1)
         )
         following = Token(5, self.text, "recovered", target_prob=0.7)
         rejected = (Token(6, self.text, "rejected", target_prob=0.1, draft_prob=0.5),)
-        return Step(
-            (*accepted, following), rejected, num_tokens, 0.0, self.step_s, elapsed_s
-        )
+        return Step((*accepted, following), rejected, num_tokens, 0.0, self.step_s, elapsed_s)
 
 
 class ScriptedBackend(Backend):
@@ -112,7 +110,7 @@ class ScriptedBackend(Backend):
     def probe(self) -> BackendStatus:
         return BackendStatus("scripted", usable=True, detail="for tests")
 
-    def build(self, config: EngineConfig) -> Iterator[BuildProgress]:
+    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         yield BuildProgress(1, 1, "write the script", 0.0, message="writing")
 
     def load(self, config: EngineConfig) -> Engine:

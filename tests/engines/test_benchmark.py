@@ -1,0 +1,270 @@
+"""The comparison: how it is run, and what may be claimed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from engines.base import WARM_UP_TOKENS, Engine, EngineInfo
+from engines.benchmark import (
+    MAX_REPEATS,
+    Comparison,
+    RunEvent,
+    RunRecord,
+    comparison_of,
+    run,
+    settings_of,
+)
+from engines.config import DraftKind, GenerationRequest, SamplingParams
+from engines.events import Finish, GenerationEvent, Prefill, Step, Token
+from engines.stats import FirstDifference, Spread
+
+REQUEST = GenerationRequest((1, 2, 3), "model", num_draft_tokens=3, max_new_tokens=8)
+INFO = EngineInfo(
+    backend="scripted",
+    target="the target",
+    draft="the draft",
+    dtype="float32",
+    device="a CPU",
+    context_length=512,
+    notes=("a note",),
+    versions={"scripted": "1.0"},
+)
+
+
+class ScriptedEngine(Engine):
+    """Counts from 0 and keeps the requests it got. Each run takes the next of its step times."""
+
+    def __init__(self, step_s: Sequence[float] = (), *, wrong_at: int | None = None) -> None:
+        self.requests: list[GenerationRequest] = []
+        self._step_s = iter(step_s)
+        self._wrong_at = wrong_at  # where the drafted output has another token
+
+    @property
+    def info(self) -> EngineInfo:
+        return INFO
+
+    @property
+    def draft_kinds(self) -> tuple[DraftKind, ...]:
+        return ("model", "none")
+
+    def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
+        return (0,)
+
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
+        self.requests.append(request)
+        is_warm_up = request.max_new_tokens == WARM_UP_TOKENS
+        step_s = 50.0 if is_warm_up else next(self._step_s, 1.0)
+        elapsed_s = 3.0  # of prefill
+        yield Prefill(len(request.prompt_token_ids), len(request.prompt_token_ids) - 1, elapsed_s)
+        length = request.num_draft_tokens + 1
+        for start in range(0, request.max_new_tokens, length):
+            elapsed_s += step_s
+            yield Step(
+                tokens=tuple(self._token(id_, request) for id_ in range(start, start + length)),
+                rejected=(),
+                num_draft_tokens=request.num_draft_tokens,
+                draft_s=0.0,
+                target_s=step_s,
+                elapsed_s=elapsed_s,
+            )
+        yield Finish("length", elapsed_s)
+
+    def close(self) -> None:
+        pass
+
+    def _token(self, position: int, request: GenerationRequest) -> Token:
+        is_wrong = position == self._wrong_at and request.draft_kind != "none"
+        return Token(99 if is_wrong else position, "x", "target", target_prob=0.5)
+
+
+def record_of(
+    engine: Engine, request: GenerationRequest = REQUEST, *, repeats: int = 1
+) -> RunRecord:
+    record = RunRecord("a prompt", settings_of(engine, request, chat_template=False))
+    for run_event in run(engine, request, baseline=True, repeats=repeats):
+        record.apply(run_event)
+    return record
+
+
+def compared(
+    engine: Engine, request: GenerationRequest = REQUEST, *, repeats: int = 1
+) -> Comparison:
+    return comparison_of(record_of(engine, request, repeats=repeats))
+
+
+def test_both_sides_differ_in_drafting_alone():
+    engine = ScriptedEngine()
+    record_of(engine)
+    *_, speculative, baseline = engine.requests
+    assert speculative == REQUEST
+    assert baseline == replace(REQUEST, draft_kind="none", num_draft_tokens=0)
+
+
+def test_each_side_is_warmed_up_with_a_few_tokens():
+    engine = ScriptedEngine()
+    record_of(engine)
+    warm_up = replace(REQUEST, max_new_tokens=WARM_UP_TOKENS)
+    assert engine.requests[:2] == [warm_up, warm_up.plain()]
+
+
+def test_a_warm_up_says_no_more_than_was_asked_for():
+    engine = ScriptedEngine()
+    record_of(engine, replace(REQUEST, max_new_tokens=2))
+    assert {request.max_new_tokens for request in engine.requests} == {2}
+
+
+def test_the_warm_up_is_not_recorded():
+    record = record_of(ScriptedEngine())
+    assert [len(record.runs[side]) for side in ("speculative", "baseline")] == [1, 1]
+    assert record.stats("speculative")[0].decode_s == 2  # two steps of a second, none of 50
+
+
+def test_the_order_alternates_from_repeat_to_repeat():
+    run_events = list(run(ScriptedEngine(), REQUEST, baseline=True, repeats=3))
+    assert list(dict.fromkeys((item.side, item.repeat) for item in run_events)) == [
+        ("speculative", 0),
+        ("baseline", 0),
+        ("baseline", 1),
+        ("speculative", 1),
+        ("speculative", 2),
+        ("baseline", 2),
+    ]
+
+
+def test_without_a_baseline_the_request_is_run_alone_and_at_once():
+    engine = ScriptedEngine()
+    run_events = list(run(engine, REQUEST, baseline=False))
+    assert {item.side for item in run_events} == {"speculative"}
+    assert engine.requests == [REQUEST]
+
+
+@pytest.mark.parametrize("repeats", [0, MAX_REPEATS + 1])
+def test_repeats_out_of_range_are_refused(repeats):
+    with pytest.raises(ValueError, match=f"repeats is {repeats}: use 1 to {MAX_REPEATS}"):
+        next(run(ScriptedEngine(), REQUEST, baseline=True, repeats=repeats))
+
+
+def test_the_speedup_is_the_ratio_of_tokens_per_second():
+    # 8 tokens in 2 steps of 2 s, against 8 steps of 1 s.
+    comparison = compared(ScriptedEngine([2, 1]))
+    assert comparison.speculative_tokens_per_second == Spread(2, 2, 2)
+    assert comparison.baseline_tokens_per_second == Spread(1, 1, 1)
+    assert comparison.speedup == Spread(2, 2, 2)
+
+
+def test_a_draft_that_is_always_accepted_can_still_be_slower():
+    comparison = compared(ScriptedEngine([8, 1]))
+    assert comparison.speedup == Spread(0.5, 0.5, 0.5)
+
+
+def test_repeats_give_the_ratio_of_medians_and_the_range_of_ratios():
+    # In the order they are run. Tokens per second: 4, 2, 1 with drafts and 1, 1/2, 1 without.
+    comparison = compared(ScriptedEngine([1, 1, 2, 2, 4, 1]), repeats=3)
+    assert comparison.speculative_tokens_per_second == Spread(2, 1, 4)
+    assert comparison.baseline_tokens_per_second == Spread(1, 0.5, 1)
+    assert comparison.speedup == Spread(2, 1, 4)
+    assert comparison.speculative.decode_s == 4
+
+
+def test_equal_outputs_are_identical():
+    comparison = compared(ScriptedEngine())
+    assert comparison.identical is True
+    assert comparison.difference is None
+
+
+def test_outputs_that_part_are_not_identical():
+    comparison = compared(ScriptedEngine(wrong_at=5))
+    assert comparison.identical is False
+    assert comparison.difference == FirstDifference(5, 99, 5, 0.0)
+
+
+def test_sampled_outputs_are_not_compared():
+    request = replace(REQUEST, sampling=SamplingParams(temperature=1))
+    comparison = compared(ScriptedEngine(wrong_at=5), request)
+    assert comparison.identical is None
+    assert comparison.difference is None
+
+
+def test_a_cancelled_run_claims_nothing():
+    record = RunRecord("a prompt", {"temperature": 0.0})
+    num_speculative_events = 4  # Prefill, two steps, Finish
+    run_events = run(ScriptedEngine(), REQUEST, baseline=True)
+    for run_event in islice(run_events, num_speculative_events + 3):
+        record.apply(run_event)
+    comparison = comparison_of(record)
+    assert not comparison.is_finished
+    assert comparison.speedup is None
+    assert comparison.identical is None
+    assert comparison.difference is None
+    assert comparison.baseline.finish_reason == "cancelled"
+
+
+def test_a_record_of_both_sides_is_told_as_a_comparison():
+    figures = record_of(ScriptedEngine([1, 1, 2, 2]), repeats=2).to_dict()
+    assert figures["speedup"] == 4
+    assert figures["speedup_range"] == [4, 4]
+    assert figures["tokens_per_second_range"] == {"speculative": [2, 4], "baseline": [0.5, 1]}
+    assert (figures["identical"], figures["first_difference"]) == (True, None)
+    assert (figures["prompt"], figures["effective_settings"]["seed"]) == ("a prompt", 0)
+
+
+def test_a_record_of_one_side_is_told_as_its_last_repeat():
+    record = RunRecord("a prompt", {})
+    for run_event in run(ScriptedEngine([1, 2]), REQUEST, baseline=False, repeats=2):
+        record.apply(run_event)
+    figures = record.to_dict()
+    assert figures["decode_s"] == 4
+    assert figures["environment"] == record.environment
+
+
+def test_a_record_of_nothing_has_no_figures():
+    assert RunRecord("a prompt", {}, {}).to_dict() == {
+        "prompt": "a prompt",
+        "effective_settings": {},
+        "environment": {},
+    }
+
+
+def test_a_record_keeps_events_by_side_and_repeat():
+    record = RunRecord("a prompt", {})
+    finish = Finish("stop", 1.0)
+    record.apply(RunEvent("baseline", 1, finish))
+    assert record.runs == {"baseline": [[], [finish]]}
+
+
+def test_settings_name_everything_a_run_depends_on():
+    request = replace(REQUEST, sampling=SamplingParams(0.7, top_k=5, top_p=0.9, seed=3))
+    assert settings_of(ScriptedEngine(), request, chat_template=True, repeats=2) == {
+        "backend": "scripted",
+        "target": "the target",
+        "draft": "the draft",
+        "draft_kind": "model",
+        "num_draft_tokens": 3,
+        "max_new_tokens": 8,
+        "temperature": 0.7,
+        "top_k": 5,
+        "top_p": 0.9,
+        "seed": 3,
+        "verification": "rejection sampling",
+        "chat_template": True,
+        "repeats": 2,
+        "dtype": "float32",
+        "device": "a CPU",
+        "context_length": 512,
+        "versions": {"scripted": "1.0"},
+        "notes": ["a note"],
+    }
+
+
+def test_settings_name_no_draft_where_none_is_used():
+    settings = settings_of(ScriptedEngine(), REQUEST.plain(), chat_template=False)
+    assert (settings["draft"], settings["draft_kind"]) == (None, "none")
+
+
+def test_greedy_verification_is_exact_match():
+    settings = settings_of(ScriptedEngine(), REQUEST, chat_template=False)
+    assert settings["verification"] == "exact match"

@@ -1,0 +1,142 @@
+"""Child processes: lines as they come, one sentence on failure, nothing left when closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engines.child import child_lines, own_module
+from engines.errors import EngineBuildError
+
+ENDS_WITHIN_S = 10
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def lines_of(script: str, **options) -> list[str]:
+    return [line for line in child_lines(python(script), action="working", **options) if line]
+
+
+def next_line(lines: Iterator[str | None]) -> str:
+    return next(line for line in lines if line is not None)
+
+
+def test_lines_of_both_streams_come_in_order():
+    script = "import sys; print('one'); sys.stdout.flush(); print('two', file=sys.stderr)"
+
+    assert lines_of(script) == ["one", "two"]
+
+
+def test_lines_come_while_the_child_still_runs():
+    script = "import time; print('begun', flush=True); time.sleep(60)"
+    lines = child_lines(python(script), action="working")
+
+    assert next_line(lines) == "begun"
+    lines.close()
+
+
+def test_a_silent_child_gives_a_sign_of_life():
+    lines = child_lines(python("import time; time.sleep(60)"), action="working")
+
+    assert next(lines) is None
+    lines.close()
+
+
+def test_blank_lines_are_left_out_and_a_progress_bar_becomes_lines():
+    assert lines_of(r"print('\n \n10%\r20%\rdone')") == ["10%", "20%", "done"]
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    script = r"import sys; sys.stdout.buffer.write(b'\xff ok\n')"
+
+    assert lines_of(script) == ["\ufffd ok"]
+
+
+def test_variables_are_set_on_top_of_the_own_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPECDEC_OUTER", "outer")
+    script = "import os; print(os.environ['SPECDEC_OUTER'], os.environ['SPECDEC_INNER'])"
+
+    assert lines_of(script, env={"SPECDEC_INNER": "inner"}) == ["outer inner"]
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("print('error: no such model'); print('bye'); exit(1)", "working: no such model"),
+        ("print('Traceback'); print('KeyError: 3'); exit(1)", "working: KeyError: 3"),
+        ("exit(3)", "working: exit status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "working: exit status -9"),
+    ],
+    ids=["its own sentence", "its last line", "its exit status", "killed"],
+)
+def test_a_failed_child_is_told_in_one_sentence(script: str, sentence: str):
+    with pytest.raises(EngineBuildError) as failure:
+        lines_of(script)
+
+    assert str(failure.value) == sentence
+
+
+def ends(pid: int) -> bool:
+    """Return whether a process ends soon, be it as a zombie that nobody collects."""
+    for _ in range(ENDS_WITHIN_S):
+        try:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            process.wait(timeout=1)
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.TimeoutExpired:
+            continue
+    return False
+
+
+def test_closing_kills_the_child_and_what_it_started():
+    script = (
+        "import os, subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "print(os.getpid(), child.pid, flush=True); time.sleep(60)"
+    )
+    lines = child_lines(python(script), action="working")
+    pids = [int(pid) for pid in next_line(lines).split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+    lines.close()
+
+    assert all(ends(pid) for pid in pids)
+
+
+def test_what_a_finished_child_left_running_is_killed():
+    script = (
+        "import subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "print(child.pid)"
+    )
+    (line,) = lines_of(script)
+
+    assert ends(int(line))
+
+
+def test_our_own_modules_run_from_any_folder(tmp_path: Path):
+    command = own_module("engines.fetch", "--help")
+
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert "--revision" in result.stdout
+
+
+def test_files_of_the_working_folder_are_no_modules_of_the_child(tmp_path: Path):
+    (tmp_path / "argparse.py").write_text("raise SystemExit('the wrong argparse')")
+    command = own_module("engines.fetch", "--help")
+
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert result.stderr == ""
+    assert result.returncode == 0

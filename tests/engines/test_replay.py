@@ -1,0 +1,120 @@
+"""The replay back end: a recorded run as it was, at once or at its own pace."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from engines.benchmark import RunEvent, RunRecord
+from engines.config import DraftKind, EngineConfig, GenerationRequest
+from engines.errors import ModelLoadError, RecordingError
+from engines.events import Finish, GenerationEvent, Prefill, Step, Token
+from engines.recording import write_recording
+from engines.replay import ReplayBackend, ReplayEngine, replay_events
+
+
+def events_of(token_id: int) -> list[GenerationEvent]:
+    step = Step((Token(token_id, "a", "target"),), (), 0, 0.0, 0.0625, 0.125)
+    return [Prefill(2, 1, 0.0625), step, Finish("stop", 0.25)]
+
+
+def make_record(**settings: object) -> RunRecord:
+    record = RunRecord("prompt", {"target": "org/target", "repeats": 2, **settings}, {})
+    for token_id, repeat in ((1, 0), (2, 1)):
+        for event in events_of(token_id):
+            record.apply(RunEvent("speculative", repeat, event))
+    return record
+
+
+def with_baseline(record: RunRecord) -> RunRecord:
+    for event in events_of(3):
+        record.apply(RunEvent("baseline", 0, event))
+    return record
+
+
+def replayed(engine: ReplayEngine, kind: DraftKind) -> list[GenerationEvent]:
+    num_draft_tokens = 0 if kind == "none" else 4
+    return list(engine.generate(GenerationRequest((0,), kind, num_draft_tokens)))
+
+
+def test_drafting_replays_the_first_speculative_run():
+    engine = ReplayEngine(with_baseline(make_record()), speed=None)
+
+    assert replayed(engine, "model") == replayed(engine, "prompt_lookup") == events_of(1)
+
+
+def test_not_drafting_replays_the_baseline():
+    engine = ReplayEngine(with_baseline(make_record()), speed=None)
+
+    assert replayed(engine, "none") == events_of(3)
+
+
+def test_not_drafting_replays_a_run_that_drafted_nothing():
+    engine = ReplayEngine(make_record(draft_kind="none"), speed=None)
+
+    assert replayed(engine, "none") == events_of(1)
+
+
+def test_a_baseline_that_was_not_recorded_is_told():
+    engine = ReplayEngine(make_record(draft_kind="model"), speed=None)
+
+    assert engine.draft_kinds == ("model", "prompt_lookup")
+    with pytest.raises(ValueError, match="the recording holds no baseline run: use one of model"):
+        replayed(engine, "none")
+
+
+def test_the_engine_names_what_was_recorded_and_that_it_was():
+    info = ReplayEngine(make_record(draft="org/draft", dtype="float32")).info
+
+    assert (info.backend, info.target, info.draft) == (
+        "replay",
+        "org/target (recorded)",
+        "org/draft",
+    )
+    assert "a recorded run" in info.notes[0]
+
+
+def test_an_empty_recording_is_told():
+    with pytest.raises(ModelLoadError, match="holds no events: record a run first"):
+        ReplayEngine(RunRecord("prompt", {}, {}))
+
+
+@pytest.mark.parametrize(("speed", "seconds"), [(None, 0.0), (1.0, 0.25), (10.0, 0.025)])
+def test_events_come_at_their_recorded_times(speed: float | None, seconds: float):
+    started = time.perf_counter()
+
+    assert list(replay_events(events_of(1), speed=speed)) == events_of(1)
+    assert time.perf_counter() - started >= seconds
+
+
+def test_events_at_once_are_not_waited_for():
+    started = time.perf_counter()
+    list(replay_events([Finish("stop", 3600.0)], speed=None))
+
+    assert time.perf_counter() - started < 60
+
+
+def test_the_back_end_loads_a_recording(tmp_path: Path):
+    write_recording(make_record(), tmp_path / "run.jsonl")
+    config = EngineConfig(backend="replay", target=str(tmp_path / "run.jsonl"))
+    backend = ReplayBackend()
+
+    assert [step.name for step in backend.build(config)] == ["read the recording"]
+    with backend.load(config) as engine:
+        assert engine.info.target == "org/target (recorded)"
+
+
+@pytest.mark.parametrize("what", ["build", "load"])
+def test_a_file_that_is_no_recording_is_told(tmp_path: Path, what: str):
+    (tmp_path / "run.jsonl").write_text("hello")
+    config = EngineConfig(backend="replay", target=str(tmp_path / "run.jsonl"))
+    backend = ReplayBackend()
+
+    with pytest.raises(RecordingError, match="line 1 is not JSON"):
+        list(backend.build(config)) if what == "build" else backend.load(config)
+
+
+def test_the_back_end_is_always_usable():
+    assert ReplayBackend().probe().usable

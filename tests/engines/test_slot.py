@@ -1,0 +1,151 @@
+"""EngineSlot: one engine at a time, built where need be, replaced only after it was closed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from engines.base import Backend, BackendStatus, BuildProgress, Engine
+from engines.benchmark import RunEvent, RunRecord
+from engines.config import EngineConfig
+from engines.errors import ModelLoadError, ModelNotBuiltError
+from engines.events import Finish
+from engines.replay import ReplayEngine
+from engines.slot import EngineSlot
+from tests.conftest import load_engine
+
+
+class PluginEngine(ReplayEngine):
+    """An engine that says when it is closed."""
+
+    def __init__(self, target: str, log: list[str]) -> None:
+        record = RunRecord("prompt", {"target": target}, {})
+        record.apply(RunEvent("speculative", 0, Finish("stop", 0.0)))
+        super().__init__(record, speed=None)
+        self._target = target
+        self._log = log
+
+    def close(self) -> None:
+        self._log.append(f"close {self._target}")
+
+
+class PluginBackend(Backend):
+    """A back end as a plug-in brings it, which writes down what is asked of it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.built: set[str] = set()
+
+    def probe(self) -> BackendStatus:
+        return BackendStatus("plugin", usable=True, detail="")
+
+    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
+        self.log.append(f"build {config.target}")
+        yield BuildProgress(1, 2, "fetch", 0.0)
+        yield BuildProgress(2, 2, "convert", 0.0)
+        self.built.add(config.target)
+
+    def load(self, config: EngineConfig) -> Engine:
+        self.log.append(f"load {config.target}")
+        if config.target == "broken":
+            raise ModelLoadError("it is broken")
+        if config.target not in self.built:
+            raise ModelNotBuiltError("build it first")
+        return PluginEngine(config.target, self.log)
+
+
+@pytest.fixture
+def backend() -> PluginBackend:
+    return PluginBackend()
+
+
+@pytest.fixture
+def slot(backend: PluginBackend) -> EngineSlot:
+    return EngineSlot(create=lambda name: backend)
+
+
+def ensure(slot: EngineSlot, target: str) -> tuple[list[str], Engine]:
+    """Return the names of the stages, and the engine."""
+    progress, names = slot.ensure(EngineConfig(target=target)), []
+    while True:
+        try:
+            names.append(next(progress).name)
+        except StopIteration as ended:
+            return names, ended.value
+
+
+def test_what_is_not_built_is_built_first(slot: EngineSlot, backend: PluginBackend):
+    names, engine = ensure(slot, "one")
+
+    assert names == ["load", "fetch", "convert", "load"]
+    assert backend.log == ["load one", "build one", "load one"]
+    assert engine.info.target == "one (recorded)"
+
+
+def test_what_is_built_is_only_loaded(slot: EngineSlot, backend: PluginBackend):
+    backend.built.add("one")
+
+    assert ensure(slot, "one")[0] == ["load"]
+    assert backend.log == ["load one"]
+
+
+def test_an_equal_config_gets_the_loaded_engine(slot: EngineSlot, backend: PluginBackend):
+    _, first = ensure(slot, "one")
+    names, second = ensure(slot, "one")
+
+    assert second is first
+    assert names == []
+
+
+def test_the_old_engine_is_closed_before_the_new_one_is_loaded(
+    slot: EngineSlot, backend: PluginBackend
+):
+    backend.built |= {"one", "two"}
+    ensure(slot, "one")
+    ensure(slot, "two")
+
+    assert backend.log == ["load one", "close one", "load two"]
+
+
+def test_after_a_failed_load_the_slot_loads_what_it_is_asked_for(
+    slot: EngineSlot, backend: PluginBackend
+):
+    backend.built.add("one")
+    ensure(slot, "one")
+    with pytest.raises(ModelLoadError, match="it is broken"):
+        ensure(slot, "broken")
+    ensure(slot, "one")
+
+    assert backend.log == ["load one", "close one", "load broken", "load one"]
+
+
+def test_a_stopped_build_loads_nothing(slot: EngineSlot, backend: PluginBackend):
+    progress = slot.ensure(EngineConfig(target="one"))
+    for _ in range(2):  # load, fetch
+        next(progress)
+    progress.close()
+
+    assert backend.log == ["load one", "build one"]
+    assert ensure(slot, "one")[1].info.target == "one (recorded)"
+
+
+def test_building_loads_nothing(slot: EngineSlot, backend: PluginBackend):
+    names = [step.name for step in slot.build(EngineConfig(target="one"))]
+
+    assert names == ["fetch", "convert"]
+    assert backend.log == ["build one"]
+
+
+def test_closing_the_slot_closes_its_engine_once(slot: EngineSlot, backend: PluginBackend):
+    backend.built.add("one")
+    ensure(slot, "one")
+    slot.close()
+    slot.close()
+
+    assert backend.log == ["load one", "close one"]
+
+
+def test_an_unknown_back_end_is_told_with_those_there_are():
+    with pytest.raises(ValueError, match="backend is 'abacus': use one of transformers, replay"):
+        load_engine(EngineConfig(backend="abacus"))

@@ -1,0 +1,288 @@
+"""The page in a real browser, over the bundled target and over scripted text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from engines import EngineConfig, EngineSlot
+from engines.errors import ModelLoadError
+from tests.specdec_ui.conftest import ScriptedBackend, ScriptedEngine, served
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+HOSTILE = (
+    "<script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "${window.hacked = 1}",
+    "{{value}}",
+    "`x`",
+    "\\u{zz}",
+    "</span></div>",
+    "&lt;b&gt;",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=60_000)  # a run on the bundled target takes its time
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh tab that fails the test if a script of the page failed."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(120_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture(scope="module")
+def bundled_slot() -> Iterator[EngineSlot]:
+    slot = EngineSlot()
+    for _ in slot.ensure(EngineConfig()):
+        pass
+    yield slot
+    slot.close()
+
+
+@pytest.fixture(scope="module")
+def bundled_page(bundled_slot: EngineSlot) -> Iterator[str]:
+    with served(bundled_slot) as url:
+        yield url
+
+
+@pytest.fixture
+def scripted(page: Page) -> Iterator[tuple[Page, ScriptedEngine]]:
+    """The page, opened, over a scripted engine."""
+    engine = ScriptedEngine()
+    with served(EngineSlot(lambda name: ScriptedBackend(engine))) as url:
+        open_page(page, url)
+        yield page, engine
+
+
+def open_page(page: Page, url: str, *, theme: str = "light") -> None:
+    page.goto(f"{url}?__theme={theme}")
+    expect(page.locator("#sd-run")).to_be_enabled()
+
+
+def set_number(page: Page, label: str, value: int) -> None:
+    field = page.get_by_label(label, exact=False).last
+    field.fill(str(value))
+    field.press("Tab")
+
+
+def status(page: Page):
+    return page.locator(".sd-status")
+
+
+def lane(page: Page, side: str):
+    return page.locator(f"#sd-lane-{side} .sd-text")
+
+
+def kept_text(page: Page, side: str) -> str:
+    """Return a lane's output as the person would copy it: without dropped drafts and marks."""
+    return str(
+        page.evaluate(
+            """side => [...document.querySelectorAll(`#sd-lane-${side} .sd-text i`)]
+                .filter(i => !['x', 'u', 'd'].includes(i.className))
+                .map(i => [...i.childNodes].filter(n => n.nodeType == 3).map(n => n.data).join(''))
+                .join('')""",
+            side,
+        )
+    )
+
+
+def test_a_recorded_run_is_on_screen_at_once_and_says_that_it_is_recorded(scripted):
+    page, engine = scripted
+    expect(page.locator(".sd-verdict")).to_contain_text("recorded run")
+    expect(page.locator(".sd-verdict h2")).to_contain_text("output identical")
+    assert kept_text(page, "speculative") == kept_text(page, "baseline") != ""
+    assert engine.num_generations == 0
+
+
+@pytest.mark.bundled
+def test_a_comparison_on_the_bundled_target_shows_both_lanes_and_a_verdict(page, bundled_page):
+    open_page(page, bundled_page)
+    set_number(page, "max_new_tokens", 32)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    expect(page.locator(".sd-verdict")).to_contain_text("your run")
+    expect(page.locator(".sd-verdict h2")).to_contain_text("output identical")
+    assert kept_text(page, "speculative") == kept_text(page, "baseline")
+    assert "lighthouse" in kept_text(page, "baseline")
+    assert lane(page, "speculative").locator(".a").count() > 0
+    assert lane(page, "baseline").locator(".a").count() == 0
+    expect(page.locator(".sd-chart svg .bars .point")).to_have_count(6)
+    expect(page.locator(".sd-figures")).to_contain_text("Acceptance rate")
+
+
+@pytest.mark.bundled
+def test_stop_ends_the_passes_keeps_what_came_and_the_next_run_works(
+    page, bundled_page, bundled_slot
+):
+    passes: list[None] = []
+    model = loaded_model(bundled_slot)
+    hook = model.register_forward_hook(lambda *_: passes.append(None))
+    open_page(page, bundled_page)
+    page.get_by_role("button", name="Story").click()
+    set_number(page, "max_new_tokens", 400)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("tokens in")
+    expect(page.locator("#sd-run")).to_be_disabled()
+    page.click("#sd-stop")
+    expect(status(page)).to_contain_text("Stopped")
+    num_passes = len(passes)
+    kept = kept_text(page, "speculative")
+    assert kept
+    page.wait_for_timeout(1500)  # many steps long
+    assert len(passes) <= num_passes + 1
+    hook.remove()
+
+    with page.expect_download() as download:
+        page.get_by_text("Export this run").click()
+    exported = download.value.path().read_text(encoding="utf-8").splitlines()
+    assert '"specdec-recording"' in exported[0]
+    assert sum('"type": "step"' in line for line in exported) > 3
+
+    expect(page.locator("#sd-run")).to_be_enabled()
+    set_number(page, "max_new_tokens", 8)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+
+
+@pytest.mark.bundled
+def test_a_run_without_a_baseline_claims_no_speedup(page, bundled_page):
+    open_page(page, bundled_page)
+    page.get_by_text("Sampling and comparison").click()
+    page.get_by_label("Run the baseline").uncheck()
+    set_number(page, "max_new_tokens", 8)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    expect(page.locator(".sd-verdict")).to_contain_text("no speedup is claimed")
+    assert kept_text(page, "baseline") == ""
+
+
+def loaded_model(slot: EngineSlot):
+    progress = slot.ensure(EngineConfig())
+    try:
+        while True:
+            next(progress)
+    except StopIteration as ended:
+        return ended.value._target
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_model_text_is_shown_as_it_is(scripted, text):
+    page, engine = scripted
+    engine.text = text
+    set_number(page, "max_new_tokens", 6)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    assert kept_text(page, "speculative") == text * 6
+    assert page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_an_error_that_quotes_hostile_text_shows_it_as_it_is(page, text):
+    backend = ScriptedBackend(ScriptedEngine(), error=ModelLoadError(f"no model {text}"))
+    with served(EngineSlot(lambda name: backend)) as url:
+        open_page(page, url)
+        page.locator("#sd-prompt textarea").fill(text)
+        page.click("#sd-run")
+        expect(page.locator(".sd-error")).to_have_text(f"no model {text}")
+        assert page.evaluate("window.hacked") is None
+        # The page stays usable, and what was shown and typed is still there.
+        expect(page.locator("#sd-run")).to_be_enabled()
+        expect(page.locator("#sd-stop")).to_be_disabled()
+        assert page.locator("#sd-prompt textarea").input_value() == text
+        assert kept_text(page, "speculative") != ""
+
+
+def test_a_run_works_by_keyboard_alone(scripted):
+    page, engine = scripted
+    engine.step_s = 0.05
+    page.locator("#sd-prompt textarea").focus()
+    tab_to(page, "sd-run")
+    page.keyboard.press("Enter")
+    expect(page.locator("#sd-stop")).to_be_enabled()
+    tab_to(page, "sd-stop")
+    page.keyboard.press("Enter")
+    expect(status(page)).to_contain_text("Stopped")
+    engine.wait_for(lambda: engine.num_closed == engine.num_generations)
+
+
+def tab_to(page: Page, element_id: str) -> None:
+    for _ in range(40):
+        if page.evaluate("document.activeElement.id") == element_id:
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{element_id} is not reached by the Tab key")
+
+
+def test_dropped_drafts_can_be_hidden(scripted):
+    page, _ = scripted
+    set_number(page, "max_new_tokens", 8)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    dropped = lane(page, "speculative").locator(".x").first
+    expect(dropped).to_be_visible()
+    page.get_by_label("Hide what was dropped").check()
+    expect(dropped).to_be_hidden()
+
+
+def test_copying_a_lane_gives_the_output_alone(scripted):
+    page, engine = scripted
+    engine.text = " word\n"
+    set_number(page, "max_new_tokens", 4)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    copied = page.evaluate(
+        """() => { getSelection().selectAllChildren(
+            document.querySelector('#sd-lane-speculative .sd-text'));
+            return getSelection().toString() }"""
+    )
+    assert copied.rstrip("\n") == (" word\n" * 4).rstrip("\n")
+
+
+def test_a_replay_shows_steps_at_their_times_and_a_live_run_does_not_wait_for_them(scripted):
+    page, _ = scripted
+    step = lane(page, "baseline").locator(".s").last
+    page.click("#sd-replay")
+    assert step.evaluate("e => getComputedStyle(e).opacity") != "1"
+    delay = step.evaluate("e => getComputedStyle(e).animationDelay")
+    assert float(delay.removesuffix("s")) > 1
+    set_number(page, "max_new_tokens", 8)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    assert (
+        lane(page, "baseline").locator(".s").last.evaluate("e => getComputedStyle(e).animationName")
+        == "none"
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_fits_its_window(page, theme, width):
+    engine = ScriptedEngine(text=" incomprehensibilities" * 3)
+    with served(EngineSlot(lambda name: ScriptedBackend(engine))) as url:
+        page.set_viewport_size({"width": width, "height": 900})
+        open_page(page, url, theme=theme)
+        set_number(page, "max_new_tokens", 40)
+        page.click("#sd-run")
+        expect(status(page)).to_contain_text("Done")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.body.classList.contains('dark')") == (theme == "dark")
