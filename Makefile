@@ -19,7 +19,7 @@ check: $(VENV)/checks
 	$(BIN)/mypy
 
 bench: $(VENV)/runs
-	$(BIN)/python -m engines.bench $(ARGS)
+	$(BIN)/python -m engines.transformers_backend.bench $(ARGS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -83,15 +83,21 @@ class TransformersEngine(Engine):
             )
 
         started = perf_counter()
-        self._target: Any = load_model(target_path, name=target.name, dtype=dtype, device=device)
-        require_rollback(self._target, target.name)
-        self._draft: Any = None
+        self.target_model: Any = load_model(
+            target_path, name=target.name, dtype=dtype, device=device
+        )
+        require_rollback(self.target_model, target.name)
+        self.draft_model: Any = None
         if draft is not None and draft_path is not None:
-            self._draft = load_model(draft_path, name=draft.name, dtype=dtype, device=device)
-            require_rollback(self._draft, draft.name)
+            self.draft_model = load_model(draft_path, name=draft.name, dtype=dtype, device=device)
+            require_rollback(self.draft_model, draft.name)
         logger.info("loaded %s in %.1f s", config, perf_counter() - started)
 
-        models = [self._target] if self._draft is None else [self._target, self._draft]
+        models = (
+            [self.target_model]
+            if self.draft_model is None
+            else [self.target_model, self.draft_model]
+        )
         self._vocab_size = min(
             len(self._tokenizer), *(model.config.get_text_config().vocab_size for model in models)
         )
@@ -119,7 +125,7 @@ class TransformersEngine(Engine):
     @property
     def draft_kinds(self) -> tuple[DraftKind, ...]:
         without_model: tuple[DraftKind, ...] = ("prompt_lookup", "none")
-        return without_model if self._draft is None else ("model", *without_model)
+        return without_model if self.draft_model is None else ("model", *without_model)
 
     def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
         token_ids = encode_prompt(self._tokenizer, prompt, chat_template=chat_template)
@@ -133,12 +139,12 @@ class TransformersEngine(Engine):
                 f"use one of {', '.join(self.draft_kinds)}"
             )
         self._check_ids(request.prompt_token_ids)
-        if self._target is None:
+        if self.target_model is None:
             raise GenerationError("the engine is closed; load it again")
         return self._generate(request)
 
     def close(self) -> None:
-        self._target = self._draft = None
+        self.target_model = self.draft_model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -149,7 +155,7 @@ class TransformersEngine(Engine):
         try:
             with translate_errors("generating failed", GENERATION_ERRORS):
                 yield from generate_events(
-                    TransformersModel(self._target, vocab_size=self._vocab_size),
+                    TransformersModel(self.target_model, vocab_size=self._vocab_size),
                     self._proposer(request.draft_kind),
                     request,
                     self._vocabulary,
@@ -161,7 +167,9 @@ class TransformersEngine(Engine):
     def _proposer(self, kind: DraftKind) -> Proposer:
         match kind:
             case "model":
-                return ModelProposer(TransformersModel(self._draft, vocab_size=self._vocab_size))
+                return ModelProposer(
+                    TransformersModel(self.draft_model, vocab_size=self._vocab_size)
+                )
             case "prompt_lookup":
                 return PromptLookupProposer()
             case "none":

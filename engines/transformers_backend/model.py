@@ -63,7 +63,7 @@ class TransformersModel:
         parameters = inspect.signature(model.forward).parameters
         self._cuts_logits = "logits_to_keep" in parameters
         # The argument was renamed during transformers 5.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def num_cached_tokens(self) -> int:
@@ -73,7 +73,7 @@ class TransformersModel:
     def forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         input_ids = torch.tensor([list(token_ids)], device=self._model.device)
         keep = {"logits_to_keep": num_logits} if self._cuts_logits else {}
-        cache = {self._cache_argument: self._cache}
+        cache = {self.cache_argument: self._cache}
         output = self._model(input_ids, use_cache=True, **cache, **keep)
         self._num_cached_tokens += len(token_ids)
         logits: torch.Tensor = output.logits[0, -num_logits:, : self._vocab_size]

@@ -164,9 +164,7 @@ def test_a_gguf_file_that_cannot_be_converted_is_told_and_leaves_nothing(
     path = tmp_path / "bad.gguf"
     path.write_bytes(damage(tiny_gguf.read_bytes()))
 
-    with pytest.raises(
-        EngineBuildError, match=r"^converting bad\.gguf: 'bad\.gguf' cannot be converted: .+"
-    ):
+    with pytest.raises(EngineBuildError, match=r"^'bad\.gguf' cannot be read: .+"):
         build(backend, EngineConfig(target=str(path)))
     assert left_in(store) == []
 
@@ -181,7 +179,7 @@ def test_a_disk_too_full_to_convert_is_told_before_it_begins(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
 
     with pytest.raises(
-        EngineBuildError, match=r"needs about 68 MB in .*, where 1 MB are free: .* SPECDEC_STORE"
+        EngineBuildError, match=r"needs about 67 MB in .*, where 1 MB are free: .* SPECDEC_STORE"
     ):
         build(backend, EngineConfig(target=str(tiny_gguf)))
     assert left_in(store) == []

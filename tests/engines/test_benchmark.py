@@ -84,7 +84,9 @@ class ScriptedEngine(Engine):
 def record_of(
     engine: Engine, request: GenerationRequest = REQUEST, *, repeats: int = 1
 ) -> RunRecord:
-    record = RunRecord("a prompt", settings_of(engine, request, chat_template=False))
+    record = RunRecord(
+        "a prompt", settings_of(engine, request, chat_template=False, repeats=repeats)
+    )
     for run_event in run(engine, request, baseline=True, repeats=repeats):
         record.apply(run_event)
     return record

@@ -182,7 +182,7 @@ def loaded_model(slot: EngineSlot):
         while True:
             next(progress)
     except StopIteration as ended:
-        return ended.value._target
+        return ended.value.target_model
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -1,4 +1,7 @@
-"""A process that serves the page over a scripted engine, so that its own cost can be measured."""
+"""A process that serves the page, so that its own cost can be measured.
+
+`scripted STEP_S` serves it over a scripted engine, `transformers` over the real back ends.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from tests.specdec_ui.conftest import ScriptedBackend, ScriptedEngine, served
 
 def main() -> None:
     """Serve until killed; the first line written is the address."""
-    engine = ScriptedEngine(step_s=float(sys.argv[1]))
-    with served(EngineSlot(lambda name: ScriptedBackend(engine))) as url:
+    slot = EngineSlot()
+    if sys.argv[1] == "scripted":
+        engine = ScriptedEngine(step_s=float(sys.argv[2]))
+        slot = EngineSlot(lambda name: ScriptedBackend(engine))
+    with served(slot) as url:
         sys.stdout.write(url + "\n")
         sys.stdout.flush()
         Event().wait()
