@@ -75,10 +75,11 @@ def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | Run
     form.check()
     engine = yield from slot.ensure(form.config())
     request = form.request(engine.encode(form.prompt, chat_template=form.chat_template))
-    settings = settings_of(engine, request, chat_template=form.chat_template, repeats=form.repeats)
+    repeats = form.num_runs()
+    settings = settings_of(engine, request, chat_template=form.chat_template, repeats=repeats)
     state = RunState(RunRecord(form.prompt, settings))
     yield state
-    with closing(run(engine, request, baseline=form.baseline, repeats=form.repeats)) as events:
+    with closing(run(engine, request, baseline=form.baseline, repeats=repeats)) as events:
         for event in events:
             state.apply(event)
             yield state
@@ -87,16 +88,17 @@ def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | Run
 def throttled(
     items: Iterator[BuildProgress | RunState],
 ) -> Generator[BuildProgress | RunState, None, None]:
-    """Yield a run's states at most 20 times a second, the last always, and all of a build.
+    """Yield a run's states at most 20 times a second, first and last always, and all of a build.
 
     A state supersedes the one before, so those that come too soon are passed over. Nothing waits.
     """
     shown_at, pending = float("-inf"), None
     for item in items:
-        if isinstance(item, RunState) and time.monotonic() - shown_at < UPDATE_INTERVAL_S:
-            pending = item
-            continue
-        shown_at, pending = time.monotonic(), None
+        if isinstance(item, RunState):
+            if time.monotonic() - shown_at < UPDATE_INTERVAL_S:
+                pending = item
+                continue
+            shown_at, pending = time.monotonic(), None
         yield item
     if pending is not None:
         yield pending
@@ -251,7 +253,11 @@ def finished_view(session: Session, state: RunState, *, is_stopped: bool) -> Vie
     view.figures = figures_html(state.record)
     view.latency = latency_figure(state.record)
     if state.record.runs:
-        view.export = gr.update(value=export_file(session, state.record), interactive=True)
+        try:
+            view.export = gr.update(value=export_file(session, state.record), interactive=True)
+        except (EngineError, OSError) as exc:  # a full disk takes the file, not the page
+            view.export = gr.update(interactive=False)
+            view.status = status_html(f"The run cannot be exported: {exc}", is_error=True)
     return view
 
 
@@ -267,7 +273,7 @@ def error_view(exc: Exception, session: Session) -> View:
 
 def export_file(session: Session, record: RunRecord) -> str:
     """Write a run as a recording, over the tab's last one, and return its path."""
-    if session.export_folder is None:
+    if session.export_folder is None or not Path(session.export_folder).is_dir():
         session.export_folder = tempfile.mkdtemp(prefix="specdec-")
     path = Path(session.export_folder) / "specdec-run.jsonl"
     write_recording(record, path)

@@ -57,7 +57,8 @@ def _text_html(token: Token) -> str:
         return f"<span class='c'>{escape(token.control)}</span>"
     if not token.text:  # part of a character that a later token completes
         return "<span class='c'>…</span>"
-    text = escape(token.text)
+    # A raw carriage return would reach the page as a line break.
+    text = escape(token.text).replace("\r", "&#13;")
     if token.origin in DROPPED:  # marked, but without breaking the line
         return text.replace("\n", "<b class='n'></b>").replace("\t", "<b class='h'></b>")
     return text.replace("\n", "<b class='n'></b>\n").replace("\t", "<b class='h'></b>\t")

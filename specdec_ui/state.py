@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from engines import (
+    MAX_REPEATS,
     SIDES,
     DraftKind,
     EngineConfig,
@@ -50,13 +51,13 @@ class RunForm:
         Raises:
             ValueError: A field is unusable; the text names it.
         """
+        target = _text("target", self.target).strip()
         if self.draft_kind != "model":
-            return EngineConfig(backend=self.backend, target=self.target.strip())
-        if not (self.draft or "").strip():
+            return EngineConfig(backend=self.backend, target=target)
+        draft = _text("draft", self.draft).strip()
+        if not draft:
             raise ValueError("the draft is empty: name a model, or choose another draft kind")
-        return EngineConfig(
-            backend=self.backend, target=self.target.strip(), draft=self.draft.strip()
-        )
+        return EngineConfig(backend=self.backend, target=target, draft=draft)
 
     def request(self, prompt_token_ids: tuple[int, ...]) -> GenerationRequest:
         """Return the generation to run.
@@ -78,16 +79,35 @@ class RunForm:
             ),
         )
 
+    def num_runs(self) -> int:
+        """Return how often each side is run.
+
+        Raises:
+            ValueError: `repeats` is unusable.
+        """
+        repeats = _whole(self.repeats)
+        if type(repeats) is not int or not 1 <= repeats <= MAX_REPEATS:
+            raise ValueError(f"repeats is {self.repeats!r}: use 1 to {MAX_REPEATS}")
+        return repeats
+
     def check(self) -> Self:
         """Refuse what can be refused before anything is loaded.
 
         Raises:
             ValueError: A field is unusable; the text names it.
         """
-        check_prompt(self.prompt or "")
+        check_prompt(_text("prompt", self.prompt))
         self.config()
         self.request((0,))
+        self.num_runs()
         return self
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a text field; an empty one may come as None."""
+    if not isinstance(value, str | None):
+        raise ValueError(f"{name} is {value!r}: type some text")
+    return value or ""
 
 
 def _whole(value: Any) -> Any:

@@ -136,13 +136,13 @@ def verdict_html(record: RunRecord, *, whose: str, is_stopped: bool = False) -> 
     if comparison is not None and comparison.is_finished and not is_stopped:
         headline, reason = headline_of(comparison), reason_of(comparison)
         facts = _compared_facts(comparison)
-        if comparison.speedup is not None:
+        if comparison.speedup is not None and not _is_no_difference(comparison.speedup):
             outcome = "sd-faster" if comparison.speedup.median > 1 else "sd-slower"
     else:
-        headline = "Stopped" if is_stopped else "Run without a baseline"
-        if not record.runs and not is_stopped:
-            headline = "Running …"
+        headline = "Stopped" if is_stopped or is_compared else "Run without a baseline"
         reason = "Nothing was compared, so no speedup is claimed."
+        if not record.runs and not is_stopped:
+            headline, reason = "Running …", "The verdict comes when the run has ended."
         facts = _single_facts(record)
     definitions = "".join(
         f"<div><dt title='{escape(definition)}'>{name}</dt><dd>{escape(value)}</dd></div>"
@@ -161,7 +161,7 @@ def headline_of(comparison: Comparison) -> str:
     if speedup is None:
         return "Too short to compare"
     speed = f"{speedup.median:.2f}× "
-    if abs(speedup.median - 1) < NO_DIFFERENCE:
+    if _is_no_difference(speedup):
         speed += "as fast: no difference"
     else:
         speed += "faster" if speedup.median > 1 else "as fast: slower"
@@ -191,6 +191,10 @@ def reason_of(comparison: Comparison) -> str:
         f"A speculative step gave {gained:.2f} tokens and took as long as {cost:.2f} plain steps "
         f"({draft:.2f} of them for drafting)."
     )
+
+
+def _is_no_difference(speedup: Spread) -> bool:
+    return abs(speedup.median - 1) < NO_DIFFERENCE
 
 
 def _compared_facts(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -257,7 +261,7 @@ def _source(record: RunRecord, whose: str) -> str:
         else f"{settings.get('dtype', '')} on {settings.get('device', 'an unknown device')}",
         str(machine.get("date", ""))[:10],
     ]
-    return f"<span class='sd-chip'>{escape(whose)}</span> {escape(' · '.join(parts))}"
+    return f"<span class='sd-chip'>{escape(whose)}</span> {escape(' · '.join(filter(None, parts)))}"
 
 
 def expectation_html(example: Example) -> str:

@@ -93,11 +93,7 @@ class TransformersEngine(Engine):
             require_rollback(self.draft_model, draft.name)
         logger.info("loaded %s in %.1f s", config, perf_counter() - started)
 
-        models = (
-            [self.target_model]
-            if self.draft_model is None
-            else [self.target_model, self.draft_model]
-        )
+        models = [model for model in (self.target_model, self.draft_model) if model is not None]
         self._vocab_size = min(
             len(self._tokenizer), *(model.config.get_text_config().vocab_size for model in models)
         )

@@ -59,6 +59,8 @@ class TransformersModel:
         self._model = model
         self._vocab_size = vocab_size  # of the tokenizer: rows of padding behind it are cut off
         self._cache = DynamicCache(config=model.config)
+        # Sliding-window layers keep what has left the window until the next truncation.
+        self._cache.activate_past_recording()
         self._num_cached_tokens = 0
         parameters = inspect.signature(model.forward).parameters
         self._cuts_logits = "logits_to_keep" in parameters
@@ -80,10 +82,9 @@ class TransformersModel:
         return logits.float()
 
     def truncate(self, num_tokens: int) -> None:
-        num_removed = self._num_cached_tokens - num_tokens
-        if num_removed > 0:
-            self._cache.crop(-num_removed)
-            self._num_cached_tokens = num_tokens
+        # Also where nothing goes: sliding-window layers then drop what has left the window.
+        self._cache.crop(num_tokens - self._num_cached_tokens)
+        self._num_cached_tokens = num_tokens
 
 
 def require_rollback(model: Any, name: str) -> None:

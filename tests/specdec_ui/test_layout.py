@@ -1,0 +1,282 @@
+"""The page as it is built: controls, events, endpoints, and what it starts with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from engines import (
+    DRAFT_KINDS,
+    MAX_NUM_DRAFT_TOKENS,
+    MAX_REPEATS,
+    SIDES,
+    Backend,
+    EngineSlot,
+    comparison_of,
+    read_recording,
+)
+from specdec_ui.api import CONCURRENCY_ID
+from specdec_ui.handlers import View
+from specdec_ui.layout import PageDefaults, build_app, launch_options
+from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
+from specdec_ui.state import RunForm, RunState
+from specdec_ui.theme import SIDE_NAMES
+from tests.test_imports import HEAVY, modules_after
+
+ENDPOINTS = {"run", "compare", "build", "doctor"}
+
+
+def load_nothing(name: str) -> Backend:
+    raise AssertionError(f"the page asked for the back end {name}")
+
+
+def build_page(defaults: PageDefaults | None = None) -> gr.Blocks:
+    return build_app(EngineSlot(load_nothing), defaults)
+
+
+@pytest.fixture(scope="module")
+def page() -> gr.Blocks:
+    return build_page()
+
+
+def by_id(page: gr.Blocks, element_id: str) -> Any:
+    (found,) = (block for block in page.blocks.values() if block.elem_id == element_id)
+    return found
+
+
+def work_after(page: gr.Blocks, element_id: str) -> Any:
+    """Return the queued event that follows the first answer to a click."""
+    button = by_id(page, element_id)
+    (clicked,) = (
+        function
+        for function in page.fns.values()
+        if (button._id, "click") in function.targets and function.fn is not None
+    )
+    (work,) = (
+        function
+        for function in page.fns.values()
+        if function.trigger_after == clicked._id and not function.trigger_only_on_failure
+    )
+    return work
+
+
+def controls(page: gr.Blocks) -> dict[str, Any]:
+    """Return the controls of a run by the names of the form."""
+    _, *inputs = work_after(page, "sd-run").inputs
+    return dict(zip(RunForm.names(), inputs, strict=True))
+
+
+# -- controls
+
+
+@pytest.mark.parametrize("name", RunForm.names())
+def test_a_control_has_a_label(page: gr.Blocks, name: str):
+    assert controls(page)[name].label
+
+
+# The prompt is explained by the line below it, which changes with the example.
+@pytest.mark.parametrize("name", sorted(set(RunForm.names()) - {"prompt"}))
+def test_a_control_says_what_it_does(page: gr.Blocks, name: str):
+    info = controls(page)[name].info
+    assert info
+    assert info.endswith(".")
+
+
+def test_no_two_controls_look_the_same(page: gr.Blocks):
+    labels = [control.label for control in controls(page).values()]
+    assert len(set(labels)) == len(labels)
+
+
+def test_a_control_has_the_label_that_its_errors_name(page: gr.Blocks):
+    for name in ("num_draft_tokens", "max_new_tokens", "temperature", "top_k", "top_p", "seed"):
+        assert controls(page)[name].label == name
+
+
+def test_the_page_starts_with_a_form_that_can_be_run(page: gr.Blocks):
+    values = {name: control.value for name, control in controls(page).items()}
+    form = RunForm(**values).check()
+    assert form.prompt == EXAMPLES[0].prompt
+    assert form.baseline
+    assert form.request((1,)).sampling.is_greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("num_draft_tokens", 1, MAX_NUM_DRAFT_TOKENS), ("repeats", 1, MAX_REPEATS)],
+)
+def test_a_slider_offers_what_the_form_accepts(page: gr.Blocks, name: str, low: int, high: int):
+    slider = controls(page)[name]
+    assert (slider.minimum, slider.maximum, slider.step) == (low, high, 1)
+
+
+def test_every_draft_kind_is_offered(page: gr.Blocks):
+    choices = [value for _, value in controls(page)["draft_kind"].choices]
+    assert choices == list(DRAFT_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("draft_kind", "is_visible"), [("model", True), ("prompt_lookup", False), ("none", False)]
+)
+def test_the_draft_model_is_asked_for_only_where_one_drafts(draft_kind: str, is_visible: bool):
+    defaults = PageDefaults("replay", "org/target", "org/draft", draft_kind)
+    page_controls = controls(build_page(defaults))
+    assert page_controls["draft"].visible == is_visible
+    values = {name: page_controls[name].value for name in ("backend", "target", "draft")}
+    assert values == {"backend": "replay", "target": "org/target", "draft": "org/draft"}
+
+
+def test_only_stop_waits_for_a_run(page: gr.Blocks):
+    enabled = {name: by_id(page, f"sd-{name}").interactive for name in ("run", "build", "stop")}
+    assert enabled == {"run": True, "build": True, "stop": False}
+
+
+# -- events
+
+
+@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+def test_the_outputs_are_wired_in_the_order_of_the_view(page: gr.Blocks, button: str):
+    outputs = work_after(page, button).outputs
+    assert outputs == work_after(page, "sd-run").outputs
+    where = dict(zip(View.names(), outputs, strict=True))
+    for name in ("run", "build", "stop"):
+        assert where[name] is by_id(page, f"sd-{name}")
+    for side in SIDES:
+        assert where[side] is by_id(page, f"sd-lane-{side}")
+    assert isinstance(where["latency"], gr.Plot)
+    assert isinstance(where["export"], gr.DownloadButton)
+
+
+@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+def test_stop_cancels_whatever_can_run(page: gr.Blocks, button: str):
+    stop = by_id(page, "sd-stop")
+    cancelled = {
+        id_
+        for function in page.fns.values()
+        if (stop._id, "click") in function.targets
+        for id_ in function.cancels
+    }
+    assert work_after(page, button)._id in cancelled
+
+
+@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+def test_a_fault_gives_the_page_back(page: gr.Blocks, button: str):
+    work = work_after(page, button)
+    (on_failure,) = (
+        function
+        for function in page.fns.values()
+        if function.trigger_after == work._id and function.trigger_only_on_failure
+    )
+    assert on_failure.outputs == work.outputs
+
+
+def test_whatever_touches_the_device_waits_in_one_queue(page: gr.Blocks):
+    queued = [
+        function
+        for function in page.fns.values()
+        if function.fn is not None and function.queue and function.api_name != "doctor"
+    ]
+    assert len(queued) == len({"Run", "Build"} | ENDPOINTS - {"doctor"})
+    for function in queued:
+        assert (function.concurrency_id, function.concurrency_limit) == (CONCURRENCY_ID, 1)
+
+
+def test_no_event_that_writes_the_view_lays_a_progress_bar_over_it(page: gr.Blocks):
+    view = work_after(page, "sd-run").outputs
+    for function in page.fns.values():
+        if function.queue or function.outputs == view:
+            assert function.show_progress == "hidden"
+
+
+def test_stop_and_the_first_answers_do_not_wait_in_the_queue(page: gr.Blocks):
+    for button in ("sd-run", "sd-build", "sd-stop"):
+        id_ = by_id(page, button)._id
+        for function in page.fns.values():
+            if (id_, "click") in function.targets:
+                assert not function.queue
+
+
+def test_the_public_endpoints_are_those_that_are_documented(page: gr.Blocks):
+    public = {
+        function.api_name for function in page.fns.values() if function.api_visibility == "public"
+    }
+    assert public == ENDPOINTS
+    assert set(page.get_api_info()["named_endpoints"]) == {f"/{name}" for name in ENDPOINTS}
+
+
+@pytest.mark.parametrize("name", sorted(ENDPOINTS))
+def test_an_endpoint_says_what_it_does(page: gr.Blocks, name: str):
+    (function,) = (item for item in page.fns.values() if item.api_name == name)
+    assert function.api_description
+
+
+# -- what the page starts with
+
+
+def test_building_the_page_loads_no_model_and_no_torch():
+    script = (
+        "from engines import EngineSlot; from specdec_ui.layout import build_app; "
+        "build_app(EngineSlot(lambda name: 1 / 0))"
+    )
+    assert modules_after(script).isdisjoint(HEAVY)
+
+
+def test_two_pages_share_nothing():
+    one, other = build_page(), build_page()
+    assert controls(one)["prompt"] is not controls(other)["prompt"]
+
+
+def test_nothing_is_shared_kept_or_reported_by_default():
+    options = launch_options()
+    assert options["share"] is False
+    assert options["run_history"] is False
+    assert options["footer_links"] == ["api", "settings"]
+
+
+def test_no_analytics_are_sent_whatever_the_environment_says(monkeypatch):
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "True")
+    assert build_page().analytics_enabled is False
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    options = launch_options()
+    assert "http" not in options["head"] + options["css"]
+
+
+def test_the_page_opens_with_the_recorded_run(page: gr.Blocks):
+    state = RunState.replayed(read_recording(FIRST_RECORDING))
+    for side in SIDES:
+        assert by_id(page, f"sd-lane-{side}").value == state.lanes[side].html != ""
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_lane_can_be_reached_by_keyboard_and_has_a_name(page: gr.Blocks, side):
+    template = by_id(page, f"sd-lane-{side}").html_template
+    assert "tabindex='0'" in template
+    assert f"aria-label='{SIDE_NAMES[side]} output'" in template
+
+
+def test_a_lane_keeps_its_text_out_of_the_template(page: gr.Blocks):
+    for side in SIDES:
+        assert by_id(page, f"sd-lane-{side}").html_template.count("${value}") == 1
+
+
+def test_the_first_recording_is_a_comparison_with_one_output():
+    comparison = comparison_of(read_recording(FIRST_RECORDING))
+    assert comparison.is_finished
+    assert comparison.identical is True
+    assert comparison.speedup is not None
+
+
+def test_the_first_recording_is_of_the_first_example():
+    record = read_recording(FIRST_RECORDING)
+    assert record.prompt == EXAMPLES[0].prompt
+    assert record.settings["draft_kind"] == PageDefaults().draft_kind
+
+
+@pytest.mark.parametrize("field", ["kind", "expectation", "prompt"])
+def test_the_examples_differ_and_none_is_empty(field: str):
+    values = [getattr(example, field) for example in EXAMPLES]
+    assert all(value.strip() == value != "" for value in values)
+    assert len(set(values)) == len(values)

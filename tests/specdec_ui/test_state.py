@@ -1,0 +1,234 @@
+"""The form to what an engine is asked for, and events to what the lanes show."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import astuple, replace
+from typing import Any
+
+import pytest
+
+from engines import (
+    MAX_REPEATS,
+    EngineConfig,
+    Finish,
+    GenerationRequest,
+    Prefill,
+    RunEvent,
+    RunRecord,
+    SamplingParams,
+    Side,
+    Step,
+    Token,
+    TokenOrigin,
+    run,
+)
+from specdec_ui.highlight import step_html
+from specdec_ui.state import Lane, RunForm, RunState
+from tests.specdec_ui.conftest import ScriptedEngine
+
+FORM = RunForm(
+    backend="transformers",
+    target="org/target",
+    draft_kind="model",
+    draft="org/draft",
+    prompt="a prompt",
+    chat_template=True,
+    num_draft_tokens=4,
+    max_new_tokens=64,
+    temperature=0.5,
+    top_k=40,
+    top_p=0.9,
+    seed=7,
+    baseline=True,
+    repeats=3,
+)
+
+
+def form_with(**changes: Any) -> RunForm:
+    return replace(FORM, **changes)
+
+
+def step(text: str, origin: TokenOrigin = "target", *, elapsed_s: float = 1.0) -> Step:
+    return Step((Token(5, text, origin),), (), int(origin == "accepted"), 0.0, 0.1, elapsed_s)
+
+
+def state_after(*events: RunEvent) -> RunState:
+    state = RunState(RunRecord("a prompt", {}, {}))
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def test_the_names_are_those_of_the_fields_in_their_order():
+    values = astuple(FORM)
+    assert RunForm(*values) == FORM
+    assert dict(zip(RunForm.names(), values, strict=True)) == {
+        name: getattr(FORM, name) for name in RunForm.names()
+    }
+
+
+def test_a_form_becomes_the_engine_to_load():
+    assert FORM.config() == EngineConfig("transformers", "org/target", "org/draft")
+
+
+@pytest.mark.parametrize("draft_kind", ["prompt_lookup", "none"])
+@pytest.mark.parametrize("draft", ["org/draft", "", " ", None])
+def test_the_draft_counts_only_where_a_model_drafts(draft_kind: str, draft: str | None):
+    config = form_with(draft_kind=draft_kind, draft=draft).config()
+    assert config == EngineConfig("transformers", "org/target", draft=None)
+
+
+def test_space_around_a_name_is_dropped():
+    config = form_with(target=" org/target\n", draft="\torg/draft ").config()
+    assert config == FORM.config()
+
+
+def test_a_form_becomes_the_generation_to_run():
+    assert FORM.request((1, 2)) == GenerationRequest(
+        prompt_token_ids=(1, 2),
+        draft_kind="model",
+        num_draft_tokens=4,
+        max_new_tokens=64,
+        sampling=SamplingParams(temperature=0.5, top_k=40, top_p=0.9, seed=7),
+    )
+
+
+def test_a_form_without_drafting_drafts_nothing_whatever_the_slider_says():
+    request = form_with(draft_kind="none", num_draft_tokens=4).request((1,))
+    assert request == FORM.request((1,)).plain()
+
+
+WHOLE = ("num_draft_tokens", "max_new_tokens", "top_k", "seed")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_number_may_come_as_a_float(name: str):
+    request = form_with(**{name: 4.0}).request((1,))
+    value = getattr(request.sampling if name in ("top_k", "seed") else request, name)
+    assert value == 4
+    assert type(value) is int
+
+
+def test_the_repeats_may_come_as_a_float():
+    assert type(form_with(repeats=3.0).num_runs()) is int
+
+
+@pytest.mark.parametrize("value", [4.5, None, "x", math.nan, math.inf, -1, True])
+@pytest.mark.parametrize("name", [*WHOLE, "repeats"])
+def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any):
+    with pytest.raises(ValueError, match=f"^{name} is {value!r}: use ") as raised:
+        form_with(**{name: value}).check()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [None, "x", math.nan, math.inf, -1, True, 100])
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_what_is_no_number_in_range_is_refused_by_name(name: str, value: Any):
+    with pytest.raises(ValueError, match=f"^{name} is {value!r}: use "):
+        form_with(**{name: value}).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": " \n\t"}, "the prompt is empty"),
+        ({"prompt": None}, "the prompt is empty"),
+        ({"prompt": "a \ud800 surrogate"}, "the prompt is not valid text at character 2"),
+        ({"prompt": 5}, "prompt is 5"),
+        ({"target": ""}, "target is ''"),
+        ({"target": None}, "target is ''"),
+        ({"target": ["org/target"]}, "target is ['org/target']"),
+        ({"draft": ""}, "the draft is empty"),
+        ({"draft": " "}, "the draft is empty"),
+        ({"draft": None}, "the draft is empty"),
+        ({"draft": 5}, "draft is 5"),
+        ({"draft_kind": "magic"}, "draft_kind is 'magic'"),
+        ({"draft_kind": None}, "draft_kind is None"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
+        ({"num_draft_tokens": 33}, "num_draft_tokens is 33"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"repeats": MAX_REPEATS + 1}, f"repeats is {MAX_REPEATS + 1}"),
+    ],
+)
+def test_a_form_is_refused_before_anything_is_loaded(changes: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}: ") as raised:
+        form_with(**changes).check()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_good_form_passes_its_check():
+    assert FORM.check() is FORM
+
+
+def test_a_run_begins_with_two_empty_lanes():
+    state = state_after()
+    assert state.lanes == {"speculative": Lane(), "baseline": Lane()}
+    assert state.current is None
+
+
+def test_each_side_writes_its_own_lane():
+    ours, theirs = step("ours", "accepted"), step("theirs")
+    state = state_after(
+        RunEvent("speculative", 0, Prefill(3, 2, 0.5)),
+        RunEvent("speculative", 0, ours),
+        RunEvent("baseline", 0, theirs),
+    )
+    assert state.lanes["speculative"].html == step_html(ours)
+    assert state.lanes["baseline"].html == step_html(theirs)
+    assert state.lanes["speculative"].stats.num_accepted_tokens == 1
+    assert state.lanes["baseline"].stats.text == "theirs"
+    assert state.current == "baseline"
+
+
+def test_the_figures_of_a_lane_follow_its_events():
+    state = state_after(
+        RunEvent("baseline", 0, Prefill(3, 2, 0.5)),
+        RunEvent("baseline", 0, step("a", elapsed_s=1.0)),
+        RunEvent("baseline", 0, Finish("length", 1.5)),
+    )
+    stats = state.lanes["baseline"].stats
+    assert (stats.prefill_s, stats.elapsed_s, stats.finish_reason) == (0.5, 1.5, "length")
+    assert stats == state.record.stats("baseline")[0]
+
+
+def test_a_new_repeat_starts_its_lane_anew_and_leaves_the_other():
+    first, second, theirs = step("first"), step("second"), step("theirs")
+    state = state_after(
+        RunEvent("speculative", 0, first),
+        RunEvent("baseline", 0, theirs),
+        RunEvent("speculative", 1, second),
+    )
+    assert state.lanes["speculative"].html == step_html(second)
+    assert state.lanes["speculative"].stats.num_output_tokens == 1
+    assert state.lanes["speculative"].repeat == 1
+    assert state.lanes["baseline"].html == step_html(theirs)
+    assert state.record.runs["speculative"] == [[first], [second]]
+
+
+def test_two_runs_share_nothing():
+    one, other = state_after(), state_after()
+    one.apply(RunEvent("speculative", 0, step("word")))
+    assert other == state_after()
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_a_replayed_record_looks_as_its_run_did(repeats: int, baseline: bool):
+    request = GenerationRequest((1, 2), "prompt_lookup", 4, max_new_tokens=9)
+    streamed = RunState(RunRecord("a prompt", {"repeats": repeats}))
+    for event in run(ScriptedEngine(), request, baseline=baseline, repeats=repeats):
+        streamed.apply(event)
+    replayed = RunState.replayed(streamed.record)
+    assert replayed.lanes == streamed.lanes
+    assert replayed.record == streamed.record
+    assert replayed.record is not streamed.record
+
+
+def test_a_stopped_record_is_replayed_as_far_as_it_came():
+    sides: list[Side] = ["speculative", "baseline"]
+    state = state_after(*(RunEvent(side, 0, Prefill(3, 2, 0.5)) for side in sides))
+    assert RunState.replayed(state.record).lanes == state.lanes
