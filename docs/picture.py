@@ -1,6 +1,6 @@
 """Makes the README's picture: starts the page, runs the example it opens with, and photographs it.
 
-`.venv/bin/python docs/picture.py` needs requirements-dev.txt and Chromium.
+`.venv/bin/python -m docs.picture` needs requirements-dev.txt and Chromium.
 """
 
 from __future__ import annotations

@@ -29,6 +29,10 @@ def _require_number(
     _require(is_number and math.isfinite(value) and low <= value <= high, field_name, value, remedy)
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
 def check_prompt(prompt: str) -> None:
     """Refuse a prompt that no tokenizer could read.
 
@@ -60,9 +64,9 @@ class EngineConfig:
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
-        _require(bool(self.target.strip()), "target", self.target, "name a model")
+        _require(_is_name(self.target), "target", self.target, "name a model")
         if self.draft is not None:
-            _require(bool(self.draft.strip()), "draft", self.draft, "name a model, or leave it out")
+            _require(_is_name(self.draft), "draft", self.draft, "name a model, or leave it out")
         for name, value, allowed in (
             ("dtype", self.dtype, get_args(DTypeName)),
             ("device", self.device, get_args(DeviceName)),

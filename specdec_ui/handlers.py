@@ -237,9 +237,10 @@ def running_text(state: RunState) -> str:
         return f"{SIDE_NAMES[state.current]}: reading the prompt …"
     repeats = state.record.settings.get("repeats", 1)
     turn = f", run {state.lanes[state.current].repeat + 1} of {repeats}" if repeats > 1 else ""
+    steps = "1 step" if stats.num_steps == 1 else f"{stats.num_steps} steps"
     return (
-        f"{SIDE_NAMES[state.current]}{turn}: {stats.num_output_tokens} tokens in "
-        f"{stats.num_steps} steps, {number(stats.tokens_per_second, 1)} tokens/s"
+        f"{SIDE_NAMES[state.current]}{turn}: {stats.num_output_tokens} tokens in {steps}, "
+        f"{number(stats.tokens_per_second, 1)} tokens/s"
     )
 
 

@@ -146,7 +146,12 @@ def _choose(example: Example) -> tuple[str, str]:
 
 def _prompt(controls: dict[str, Any]) -> None:
     controls["prompt"] = gr.Textbox(
-        EXAMPLES[0].prompt, label="Prompt", lines=3, max_lines=12, elem_id="sd-prompt"
+        EXAMPLES[0].prompt,
+        label="Prompt",
+        info="What the target is asked. The examples below differ in how well they can be guessed.",
+        lines=3,
+        max_lines=12,
+        elem_id="sd-prompt",
     )
     with gr.Row():
         buttons = [gr.Button(example.kind, size="sm", min_width=70) for example in EXAMPLES]
@@ -168,7 +173,7 @@ def _prompt(controls: dict[str, Any]) -> None:
             info="Tokens guessed per step. More can be kept at once, and more can be wasted.",
         )
         controls["max_new_tokens"] = gr.Number(
-            64, precision=0, label="max_new_tokens", info="Where the answer is cut, in tokens."
+            64, label="max_new_tokens", info="Where the answer is cut, in tokens."
         )
 
 
@@ -179,14 +184,12 @@ def _settings(controls: dict[str, Any]) -> None:
                 0, label="temperature", info="0 is greedy; 1 is the model's own distribution."
             )
             controls["top_k"] = gr.Number(
-                0, precision=0, label="top_k", info="Draw from the k likeliest; 0 keeps all."
+                0, label="top_k", info="Draw from the k likeliest; 0 keeps all."
             )
             controls["top_p"] = gr.Number(
                 1, label="top_p", info="Draw from the likeliest with this share; 1 keeps all."
             )
-            controls["seed"] = gr.Number(
-                0, precision=0, label="seed", info="Same seed, same draws."
-            )
+            controls["seed"] = gr.Number(0, label="seed", info="Same seed, same draws.")
         with gr.Row():
             controls["repeats"] = gr.Slider(
                 1,

@@ -101,7 +101,11 @@ FIGURES = (
     Figure(
         "Verifying", "time of the target's passes", lambda stats: number(stats.target_s, 2, " s")
     ),
-    Figure("Ended by", "stop: end of text; length: the limit", lambda stats: stats.finish_reason),
+    Figure(
+        "Ended by",
+        "stop: end of text; length: the limit; cancelled: before either",
+        lambda stats: stats.finish_reason,
+    ),
 )
 
 
@@ -135,11 +139,11 @@ def verdict_html(record: RunRecord, *, whose: str, is_stopped: bool = False) -> 
     outcome = "sd-open"
     if comparison is not None and comparison.is_finished and not is_stopped:
         headline, reason = headline_of(comparison), reason_of(comparison)
-        facts = _compared_facts(comparison)
+        facts = _compared_facts(comparison, num_runs=len(record.runs["baseline"]))
         if comparison.speedup is not None and not _is_no_difference(comparison.speedup):
             outcome = "sd-faster" if comparison.speedup.median > 1 else "sd-slower"
     else:
-        headline = "Stopped" if is_stopped or is_compared else "Run without a baseline"
+        headline = "Ended early" if is_stopped or is_compared else "Run without a baseline"
         reason = "Nothing was compared, so no speedup is claimed."
         if not record.runs and not is_stopped:
             headline, reason = "Running …", "The verdict comes when the run has ended."
@@ -148,10 +152,14 @@ def verdict_html(record: RunRecord, *, whose: str, is_stopped: bool = False) -> 
         f"<div><dt title='{escape(definition)}'>{name}</dt><dd>{escape(value)}</dd></div>"
         for name, value, definition in facts
     )
+    notes = "".join(
+        f"<p class='sd-source sd-note'>Note: {escape(note)}.</p>"
+        for note in record.settings.get("notes", [])
+    )
     return (
         f"<section class='sd-verdict {outcome}' aria-label='Verdict'><h2>{escape(headline)}</h2>"
         f"<p class='sd-reason'>{escape(reason)}</p><dl>{definitions}</dl>"
-        f"<p class='sd-source sd-note'>{_source(record, whose)}</p></section>"
+        f"<p class='sd-source sd-note'>{_source(record, whose)}</p>{notes}</section>"
     )
 
 
@@ -183,13 +191,15 @@ def reason_of(comparison: Comparison) -> str:
     ours, theirs = comparison.speculative, comparison.baseline
     if not ours.num_steps or not theirs.num_steps or theirs.decode_s <= 0:
         return ""
+    if not ours.num_drafts:
+        return "Nothing was drafted, so both sides are plain decoding."
     plain_step_s = theirs.decode_s / theirs.num_steps
     gained = ours.num_output_tokens / ours.num_steps
     cost = ours.decode_s / ours.num_steps / plain_step_s
     draft = ours.draft_s / ours.num_steps / plain_step_s
     return (
         f"A speculative step gave {gained:.2f} tokens and took as long as {cost:.2f} plain steps "
-        f"({draft:.2f} of them for drafting)."
+        f"(drafting: {draft:.2f})."
     )
 
 
@@ -197,7 +207,7 @@ def _is_no_difference(speedup: Spread) -> bool:
     return abs(speedup.median - 1) < NO_DIFFERENCE
 
 
-def _compared_facts(comparison: Comparison) -> list[tuple[str, str, str]]:
+def _compared_facts(comparison: Comparison, *, num_runs: int) -> list[tuple[str, str, str]]:
     ours, theirs = comparison.speculative, comparison.baseline
     facts = [
         (
@@ -216,7 +226,7 @@ def _compared_facts(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
     if comparison.speedup is not None:
         low, high = comparison.speedup.low, comparison.speedup.high
-        spread = f"{low:.2f}× to {high:.2f}×" if low != high else "one run of each side"
+        spread = f"{low:.2f}× to {high:.2f}×" if num_runs > 1 else "one run of each side"
         facts.append(("Spread", spread, "lowest and highest speedup of the repeats"))
     return facts
 

@@ -275,13 +275,13 @@ def test_a_run_builds_first_where_it_must_and_keeps_the_log(engine):
     [
         ([], 1, "Warming up …"),
         ([("speculative", 0, "prefill")], 1, "Speculative: reading the prompt …"),
-        ([("speculative", 0, "step")], 1, "Speculative: 2 tokens in 1 steps, 4.0 tokens/s"),
+        ([("speculative", 0, "step")], 1, "Speculative: 2 tokens in 1 step, 4.0 tokens/s"),
         (
             [("speculative", 0, "step"), ("baseline", 0, "prefill")],
             1,
             "Baseline: reading the prompt …",
         ),
-        ([("baseline", 1, "step")], 3, "Baseline, run 2 of 3: 2 tokens in 1 steps, 4.0 tokens/s"),
+        ([("baseline", 1, "step")], 3, "Baseline, run 2 of 3: 2 tokens in 1 step, 4.0 tokens/s"),
     ],
 )
 def test_the_status_says_what_a_run_is_doing(
@@ -383,7 +383,7 @@ def test_stop_shows_the_run_as_far_as_it_came(slot, engine, monkeypatch):
     view = stop_after(slot, session, 3)
     assert session.run is not None
     assert view["speculative"] == session.run.lanes["speculative"].html != ""
-    assert "<h2>Stopped</h2>" in view["verdict"]
+    assert "<h2>Ended early</h2>" in view["verdict"]
     assert "What came so far is kept" in view["status"]
     assert "cancelled" in view["figures"]
     assert len(read_recording(Path(view["export"]["value"])).runs["speculative"][0]) >= 3
@@ -401,7 +401,7 @@ def test_stop_before_the_first_step_keeps_what_was_shown():
 
 def test_a_run_stopped_while_it_warms_up_has_nothing_to_export(slot):
     view = stop_after(slot, Session(), 0)
-    assert "<h2>Stopped</h2>" in view["verdict"]
+    assert "<h2>Ended early</h2>" in view["verdict"]
     assert (view["figures"], view["latency"]) == ("", None)
     assert view["export"] == STAYS
 

@@ -76,8 +76,7 @@ def test_a_control_has_a_label(page: gr.Blocks, name: str):
     assert controls(page)[name].label
 
 
-# The prompt is explained by the line below it, which changes with the example.
-@pytest.mark.parametrize("name", sorted(set(RunForm.names()) - {"prompt"}))
+@pytest.mark.parametrize("name", RunForm.names())
 def test_a_control_says_what_it_does(page: gr.Blocks, name: str):
     info = controls(page)[name].info
     assert info

@@ -176,7 +176,7 @@ def test_the_reason_weighs_what_a_step_gave_against_what_it_cost():
     # A step gave 8 ÷ 3 tokens in 4 ÷ 3 s, 0.25 s of them drafting; a plain step took 1 s.
     assert reason_of(comparison_of(COMPARED)) == (
         "A speculative step gave 2.67 tokens and took as long as 1.33 plain steps "
-        "(0.25 of them for drafting)."
+        "(drafting: 0.25)."
     )
 
 
@@ -243,7 +243,7 @@ def test_a_side_alone_claims_no_speedup(side: Side):
 )
 def test_a_stopped_run_claims_no_speedup(record: RunRecord, is_stopped: bool):
     html = verdict_html(record, whose="your run", is_stopped=is_stopped)
-    assert "<h2>Stopped</h2>" in html
+    assert "<h2>Ended early</h2>" in html
     assert "no speedup is claimed" in html
     assert "×" not in html
 
@@ -261,7 +261,7 @@ def test_a_missing_repeat_is_no_finished_comparison():
         ("speculative", ROUNDS),
         settings={"repeats": 2},
     )
-    assert "<h2>Stopped</h2>" in verdict_html(record, whose="your run")
+    assert "<h2>Ended early</h2>" in verdict_html(record, whose="your run")
 
 
 @pytest.mark.parametrize("whose", ["recorded run", "your run"])
