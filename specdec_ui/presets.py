@@ -21,8 +21,8 @@ class Example:
 EXAMPLES = (
     Example(
         "Repeat",
-        "the prompt holds the answer, so most drafts are kept",
-        "Repeat this paragraph word for word:\n\nThe lighthouse keeper climbed the stairs every "
+        "the answer repeats much of the prompt, so most drafts are kept",
+        "Summarise this paragraph in two sentences:\n\nThe lighthouse keeper climbed the stairs every "
         "evening at six. He trimmed the wick, filled the lamp with oil, and wrote the weather into "
         "the log book. Then he sat by the window and watched the ships pass, one after another, "
         "until the last of them had gone behind the island.",

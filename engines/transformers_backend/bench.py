@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--target", default=BUNDLED)
     parser.add_argument("--draft")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
