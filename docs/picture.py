@@ -48,7 +48,7 @@ def photograph(url: str, everything: Path | None) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=options)
         for theme, width in views:
-            page = browser.new_page(viewport={"width": width, "height": 1000})
+            page = browser.new_page(viewport={"width": width, "height": 1150})
             page.goto(f"{url}?__theme={theme}")
             page.click("#sd-run")
             expect(page.locator(".sd-status")).to_contain_text("Done", timeout=300_000)

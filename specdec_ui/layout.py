@@ -208,16 +208,7 @@ def _settings(controls: dict[str, Any]) -> None:
 
 
 def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
-    with gr.Row(equal_height=False):
-        replay = gr.Button(
-            "Replay side by side", size="sm", elem_id="sd-replay", scale=0, min_width=170
-        )
-        hide = gr.Checkbox(
-            False, label="Hide what was dropped", container=False, scale=0, min_width=200
-        )
     _html(legend_html())
-    hide.change(None, inputs=hide, js="(hide) => window.specdec.hideDropped(hide)")
-    replay.click(None, js="() => window.specdec.replay()")
     with gr.Row(equal_height=True):
         for side, name in theme.SIDE_NAMES.items():
             with gr.Column(min_width=280):
@@ -231,6 +222,15 @@ def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
                     ),
                     elem_id=f"sd-lane-{side}",
                 )
+    with gr.Row(equal_height=False):
+        replay = gr.Button(
+            "Replay side by side", size="sm", elem_id="sd-replay", scale=0, min_width=170
+        )
+        hide = gr.Checkbox(
+            False, label="Hide what was dropped", container=False, scale=0, min_width=200
+        )
+    replay.click(None, js="() => window.specdec.replay()")
+    hide.change(None, inputs=hide, js="(hide) => window.specdec.hideDropped(hide)")
 
 
 def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -> None:

@@ -22,10 +22,11 @@ EXAMPLES = (
     Example(
         "Repeat",
         "the answer repeats much of the prompt, so most drafts are kept",
-        "Summarise this paragraph in two sentences:\n\nThe lighthouse keeper climbed the stairs every "
-        "evening at six. He trimmed the wick, filled the lamp with oil, and wrote the weather into "
-        "the log book. Then he sat by the window and watched the ships pass, one after another, "
-        "until the last of them had gone behind the island.",
+        "Summarise this paragraph in two sentences:\n\n"
+        "The lighthouse keeper climbed the stairs every evening at six. He trimmed the wick, "
+        "filled the lamp with oil, and wrote the weather into the log book. Then he sat by the "
+        "window and watched the ships pass, one after another, until the last of them had gone "
+        "behind the island.",
     ),
     Example(
         "Code",

@@ -175,8 +175,7 @@ def test_the_bar_takes_the_colour_of_the_headline(step_s: float, expected: str):
 def test_the_reason_weighs_what_a_step_gave_against_what_it_cost():
     # A step gave 8 ÷ 3 tokens in 4 ÷ 3 s, 0.25 s of them drafting; a plain step took 1 s.
     assert reason_of(comparison_of(COMPARED)) == (
-        "A speculative step gave 2.67 tokens and took as long as 1.33 plain steps "
-        "(drafting: 0.25)."
+        "A speculative step gave 2.67 tokens and took as long as 1.33 plain steps (drafting: 0.25)."
     )
 
 
