@@ -7,7 +7,9 @@ import logging
 import sys
 
 from engines import BUNDLED, DRAFT_KINDS, EngineSlot
-from specdec_ui.layout import PageDefaults, build_app, launch_options
+from specdec_ui.layout import TITLE, PageDefaults, build_app, launch_options
+
+MAX_WAITING = 64  # runs in the queue; one more is refused with a message
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -33,9 +35,16 @@ def main() -> None:
     draft_kind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
     app = build_app(slot, PageDefaults(args.backend, args.target, args.draft, draft_kind))
     try:
-        app.queue(max_size=64).launch(
-            server_name="127.0.0.1", server_port=args.port, **launch_options()
+        _, url, _ = app.queue(max_size=MAX_WAITING).launch(
+            server_name="127.0.0.1",
+            server_port=args.port,
+            prevent_thread_lock=True,
+            quiet=True,
+            **launch_options(),
         )
+        sys.stdout.write(f"{TITLE} is at {url} (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+        app.block_thread()
     except OSError as exc:
         sys.exit(f"error: {exc}")
     finally:

@@ -3,7 +3,7 @@
 Read in this order: `events`, `base`, `rejection`, `speculative`, `generation`, `benchmark`.
 """
 
-from engines.base import Backend, BackendStatus, BuildProgress, Engine, EngineInfo
+from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
     SIDES,
@@ -46,6 +46,7 @@ from engines.store import EngineStore, StoreEntry
 __all__ = [
     "BUNDLED",
     "DRAFT_KINDS",
+    "LOADING",
     "MAX_NUM_DRAFT_TOKENS",
     "MAX_REPEATS",
     "OUTPUT_ORIGINS",

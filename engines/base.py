@@ -12,6 +12,7 @@ from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.events import GenerationEvent
 
 WARM_UP_TOKENS = 4
+LOADING = "load the models"  # the one stage that is no building
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from engines.backends import BACKENDS
-from engines.base import BuildProgress, Engine
+from engines.base import LOADING, BuildProgress, Engine
 from engines.benchmark import MAX_REPEATS, RunRecord, Side, run, settings_of
 from engines.config import (
     BUNDLED,
@@ -226,7 +226,7 @@ def _drive(progress: Generator[BuildProgress, None, Any]) -> Any:
             step = next(progress)
         except StopIteration as ended:
             return ended.value
-        if step.name != "load" and shown != (step.stage, step.name):
+        if step.name != LOADING and shown != (step.stage, step.name):
             shown = (step.stage, step.name)
             _say(f"[{step.stage}/{step.num_stages}] {step.name}")
         if step.message:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from threading import Lock
 
 from engines.backends import create_backend
-from engines.base import Backend, BuildProgress, Engine
+from engines.base import LOADING, Backend, BuildProgress, Engine
 from engines.config import EngineConfig
 from engines.errors import ModelNotBuiltError
 
@@ -38,12 +38,12 @@ class EngineSlot:
             if self._engine is not None and config == self._config:
                 return self._engine
         backend = self._create(config.backend)
-        yield BuildProgress(1, 1, "load", 0.0)
+        yield BuildProgress(1, 1, LOADING, 0.0)
         try:
             return self._load(backend, config)
         except ModelNotBuiltError:
             yield from backend.build(config)
-        yield BuildProgress(1, 1, "load", 0.0)
+        yield BuildProgress(1, 1, LOADING, 0.0)
         return self._load(backend, config)
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:

@@ -19,6 +19,7 @@ from typing import Any
 import gradio as gr
 
 from engines import (
+    LOADING,
     BuildProgress,
     EngineError,
     EngineSlot,
@@ -201,12 +202,20 @@ def progress_view(progress: BuildProgress, log: list[str]) -> View:
     """Return where a build stands, its log included."""
     if progress.message:
         log.append(progress.message)
-    where = f"{progress.name} ({progress.stage} of {progress.num_stages})"
     lines = "\n".join(log[-MAX_LOG_LINES:])
     return View(
-        status=status_html(f"{where} … {progress.elapsed_s:.0f} s"),
+        status=status_html(progress_text(progress, log)),
         build_log=f"<pre class='sd-log'>{escape(lines)}</pre>" if log else gr.skip(),
     )
+
+
+def progress_text(progress: BuildProgress, log: list[str]) -> str:
+    """Return where a build stands in one line, with the last thing it said."""
+    if progress.name == LOADING:
+        return "Loading the models …"
+    stage = f"stage {progress.stage} of {progress.num_stages}"
+    said = f": {log[-1]}" if log else ""
+    return f"Building, once: {progress.name} ({stage}), {progress.elapsed_s:.0f} s{said}"
 
 
 def started_view(state: RunState) -> View:

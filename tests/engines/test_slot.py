@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from engines.base import Backend, BackendStatus, BuildProgress, Engine
+from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine
 from engines.benchmark import RunEvent, RunRecord
 from engines.config import EngineConfig
 from engines.errors import ModelLoadError, ModelNotBuiltError
@@ -78,7 +78,7 @@ def ensure(slot: EngineSlot, target: str) -> tuple[list[str], Engine]:
 def test_what_is_not_built_is_built_first(slot: EngineSlot, backend: PluginBackend):
     names, engine = ensure(slot, "one")
 
-    assert names == ["load", "fetch", "convert", "load"]
+    assert names == [LOADING, "fetch", "convert", LOADING]
     assert backend.log == ["load one", "build one", "load one"]
     assert engine.info.target == "one (recorded)"
 
@@ -86,7 +86,7 @@ def test_what_is_not_built_is_built_first(slot: EngineSlot, backend: PluginBacke
 def test_what_is_built_is_only_loaded(slot: EngineSlot, backend: PluginBackend):
     backend.built.add("one")
 
-    assert ensure(slot, "one")[0] == ["load"]
+    assert ensure(slot, "one")[0] == [LOADING]
     assert backend.log == ["load one"]
 
 

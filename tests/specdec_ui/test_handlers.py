@@ -14,6 +14,7 @@ import gradio as gr
 import pytest
 
 from engines import (
+    LOADING,
     BuildProgress,
     Engine,
     EngineConfig,
@@ -257,9 +258,9 @@ def test_a_second_run_counts_from_zero(slot):
 def test_the_engine_stays_loaded_for_the_next_run(slot):
     session = Session()
     statuses = [view["status"] for view in click_run(slot, session)]
-    assert any("load (1 of 1)" in status for status in statuses)
+    assert any("Loading the models" in status for status in statuses)
     statuses = [view["status"] for view in click_run(slot, session)]
-    assert not any("load (1 of 1)" in status for status in statuses)
+    assert not any("Loading the models" in status for status in statuses)
 
 
 def test_a_run_builds_first_where_it_must_and_keeps_the_log(engine):
@@ -342,7 +343,7 @@ def test_a_build_is_shown_whole(clock):
 
 
 def test_nothing_is_lost_where_a_run_follows_a_build_at_once(clock):
-    items: list[BuildProgress | RunState] = [BuildProgress(1, 1, "load", 0.0), *states(2)]
+    items: list[BuildProgress | RunState] = [BuildProgress(1, 1, LOADING, 0.0), *states(2)]
     assert list(throttled(iter(items))) == items
 
 
@@ -529,7 +530,7 @@ def test_a_build_streams_its_log_and_loads_nothing(engine):
         "<pre class='sd-log'>fetching</pre>",
         "<pre class='sd-log'>fetching\nconverting</pre>",
     ]
-    assert "convert (1 of 2) … 2 s" in views[1]["status"]
+    assert "convert (stage 1 of 2), 2 s: fetching" in views[1]["status"]
     assert "The pair is built" in views[-1]["status"]
     assert buttons(views[-1]) == IDLE
     assert engine.num_generations == 0
