@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from engines import BUNDLED, DRAFT_KINDS, EngineSlot
+from engines import BACKENDS, BUNDLED, DRAFT_KINDS, EngineSlot
 from specdec_ui.layout import TITLE, PageDefaults, build_app, launch_options
 
 MAX_WAITING = 64  # runs in the queue; one more is refused with a message
@@ -19,7 +19,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", default=BUNDLED, help="model to start with (default: bundled)")
     parser.add_argument("--draft", default="", help="draft model to start with")
     parser.add_argument("--draft-kind", choices=DRAFT_KINDS, help="default: model with --draft")
-    parser.add_argument("--backend", default="transformers", help="default: %(default)s")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="transformers", help="default: %(default)s"
+    )
     parser.add_argument("--verbose", action="store_true", help="log loads and builds")
     args = parser.parse_args(argv)
     if args.port is not None and not 1 <= args.port <= 65535:

@@ -3,6 +3,7 @@
 Read in this order: `events`, `base`, `rejection`, `speculative`, `generation`, `benchmark`.
 """
 
+from engines.backends import BACKENDS
 from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
@@ -44,6 +45,7 @@ from engines.stats import FirstDifference, GenerationStats, Spread, stats_of
 from engines.store import EngineStore, StoreEntry
 
 __all__ = [
+    "BACKENDS",
     "BUNDLED",
     "DRAFT_KINDS",
     "LOADING",

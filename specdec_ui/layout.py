@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engines import (
+    BACKENDS,
     BUNDLED,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
@@ -109,10 +110,11 @@ def _html(value: str, **options: Any) -> gr.HTML:
 def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults) -> None:
     gr.Markdown("### Pair and engine")
     controls["backend"] = gr.Dropdown(
-        ["transformers", "replay"],
+        list(BACKENDS),
         value=defaults.backend,
         label="Back end",
-        info="What runs the models: transformers is PyTorch, on CUDA where there is a GPU.",
+        info="What runs the models. transformers: PyTorch, on CUDA where there is a GPU. replay: a "
+        "recorded run, whose file is the target.",
     )
     controls["target"] = gr.Textbox(
         defaults.target,
