@@ -24,7 +24,8 @@ bench: $(VENV)/runs
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "This needs Python's venv module: sudo apt-get install python3-venv"; exit 1; }
 
 # A file in the environment stands for what was installed, so that nothing is installed twice.
 $(VENV)/runs: requirements.txt constraints.txt | $(VENV)/bin/python

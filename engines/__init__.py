@@ -4,14 +4,17 @@ Read in this order: `events`, `base`, `rejection`, `speculative`, `generation`, 
 """
 
 from engines.backends import BACKENDS
-from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
+from engines.base import LOADING, WAITING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
     SIDES,
     Comparison,
+    Parted,
     RunEvent,
+    RunItem,
     RunRecord,
     Side,
+    WarmUp,
     comparison_of,
     run,
     settings_of,
@@ -41,7 +44,7 @@ from engines.events import (
 from engines.recording import read_recording, recording_lines, write_recording
 from engines.replay import ReplayEngine
 from engines.slot import EngineSlot
-from engines.stats import FirstDifference, GenerationStats, Spread, stats_of
+from engines.stats import FirstDifference, GenerationStats, Spread, stats_of, typical
 from engines.store import EngineStore, StoreEntry
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "MAX_REPEATS",
     "OUTPUT_ORIGINS",
     "SIDES",
+    "WAITING",
     "Backend",
     "BackendStatus",
     "BuildProgress",
@@ -69,9 +73,11 @@ __all__ = [
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStats",
+    "Parted",
     "Prefill",
     "ReplayEngine",
     "RunEvent",
+    "RunItem",
     "RunRecord",
     "SamplingParams",
     "Side",
@@ -81,6 +87,7 @@ __all__ = [
     "Token",
     "TokenOrigin",
     "TopEntry",
+    "WarmUp",
     "check_prompt",
     "comparison_of",
     "doctor",
@@ -89,5 +96,6 @@ __all__ = [
     "run",
     "settings_of",
     "stats_of",
+    "typical",
     "write_recording",
 ]

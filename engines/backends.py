@@ -13,7 +13,6 @@ from engines.store import EngineStore
 
 BACKENDS = {
     "transformers": "engines.transformers_backend.backend:TransformersBackend",
-    "replay": "engines.replay:ReplayBackend",
 }
 
 

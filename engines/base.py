@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,9 @@ from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.events import GenerationEvent
 
 WARM_UP_TOKENS = 4
-LOADING = "load the models"  # the one stage that is no building
+# Stages of getting ready that build nothing
+LOADING = "load the models"
+WAITING = "wait for the engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,26 @@ class Engine(ABC):
             GenerationError: The back end failed while generating. The engine stays usable.
         """
 
-    def warm_up(self, request: GenerationRequest) -> None:
-        """Run a few tokens and drop them, so that a measured run pays nothing that comes once.
+    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+        """Do once what the request will do often, yielding between passes; nothing is kept.
 
-        It cannot be stopped between its steps, so it reads no more than the end of the prompt.
+        A measured run then pays nothing that comes once. A back end that can force the passes of
+        a request, drafts included, does that instead of generating a few tokens.
         """
-        short = replace(
-            request,
-            prompt_token_ids=request.prompt_token_ids[-WARM_UP_TOKENS:],
-            max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS),
-        )
-        for _ in self.generate(short):
-            pass
+        short = replace(request, max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS))
+        with closing(self.generate(short)) as events:
+            for _ in events:
+                yield
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
+        """Return by how much the target prefers one next token to another; None if it cannot say.
+
+        Args:
+            token_ids: The text before: prompt and output so far.
+            first: The preferred token's id.
+            second: The other's.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The comparison: one request with and without drafting, on the same engine, really run.
 
-Both sides get the same prompt ids, sampling, seed and stop rule; each is warmed up; the order
-alternates from repeat to repeat; prefill is kept apart from decoding.
+Both sides get the same prompt ids, sampling, seed and stop rule; each is warmed up with the passes
+it will make; the order alternates from repeat to repeat; prefill is kept apart from decoding.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, assert_never
 
 from engines.base import Engine
 from engines.config import GenerationRequest
 from engines.environment import environment
-from engines.events import GenerationEvent, Step, Token
+from engines.events import GenerationEvent, Step
 from engines.stats import (
     FirstDifference,
     GenerationStats,
@@ -23,11 +22,19 @@ from engines.stats import (
     first_difference,
     spread_of,
     stats_of,
+    typical,
 )
 
 Side: TypeAlias = Literal["speculative", "baseline"]
 SIDES: tuple[Side, Side] = ("speculative", "baseline")
 MAX_REPEATS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A side is being warmed up. Nothing of it is kept."""
+
+    side: Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,16 @@ class RunEvent:
     event: GenerationEvent
 
 
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Greedy outputs differ: by how much the target preferred the baseline's token there."""
+
+    logit_gap: float | None  # None where the back end cannot say
+
+
+RunItem: TypeAlias = WarmUp | RunEvent | Parted
+
+
 @dataclass(slots=True)
 class RunRecord:
     """Every event of a plain, a speculative or a compared run, as far as it has come."""
@@ -47,13 +64,22 @@ class RunRecord:
     settings: dict[str, Any]
     environment: dict[str, Any] = field(default_factory=environment)
     runs: dict[Side, list[list[GenerationEvent]]] = field(default_factory=dict)
+    logit_gap: float | None = None  # where greedy outputs part, see `Parted`
 
-    def apply(self, run_event: RunEvent) -> None:
-        """Take in one more event."""
-        repeats = self.runs.setdefault(run_event.side, [])
-        while len(repeats) <= run_event.repeat:
-            repeats.append([])
-        repeats[run_event.repeat].append(run_event.event)
+    def apply(self, item: RunItem) -> None:
+        """Take in one more item of a run."""
+        match item:
+            case WarmUp():
+                pass
+            case RunEvent():
+                repeats = self.runs.setdefault(item.side, [])
+                while len(repeats) <= item.repeat:
+                    repeats.append([])
+                repeats[item.repeat].append(item.event)
+            case Parted():
+                self.logit_gap = item.logit_gap
+            case _:
+                assert_never(item)
 
     def stats(self, side: Side) -> list[GenerationStats]:
         """Return the statistics of each repeat of a side, [] where it was not run."""
@@ -69,14 +95,14 @@ class RunRecord:
         if all(self.runs.get(side) for side in SIDES):
             return {**comparison_of(self).to_dict(), **shared}
         side = next((side for side in SIDES if self.runs.get(side)), None)
-        return {**(self.stats(side)[-1].to_dict() if side else {}), **shared}
+        return {**(typical(self.stats(side)).to_dict() if side else {}), **shared}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome of a compared run. Figures are medians over the repeats."""
+    """The outcome of a compared run."""
 
-    speculative: GenerationStats  # of the repeat whose decode time is the median
+    speculative: GenerationStats  # of the repeat whose speed is the median
     baseline: GenerationStats
     speculative_tokens_per_second: Spread | None
     baseline_tokens_per_second: Spread | None
@@ -84,6 +110,7 @@ class Comparison:
     is_finished: bool  # both sides ran to their end in every repeat
     identical: bool | None  # None above temperature 0, where two runs draw different numbers
     difference: FirstDifference | None
+    logit_gap: float | None = None  # at the difference, see `Parted`
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison under its JSON names."""
@@ -97,17 +124,19 @@ class Comparison:
                 "baseline": _range(self.baseline_tokens_per_second),
             },
             "identical": self.identical,
-            "first_difference": None if self.difference is None else asdict(self.difference),
+            "first_difference": None
+            if self.difference is None
+            else {**asdict(self.difference), "logit_gap": self.logit_gap},
             "is_finished": self.is_finished,
         }
 
 
 def run(
     engine: Engine, request: GenerationRequest, *, baseline: bool, repeats: int = 1
-) -> Generator[RunEvent, None, None]:
-    """Yield the events of a run, and of its baseline where asked for.
+) -> Generator[RunItem, None, None]:
+    """Yield a run, and its baseline where asked for, with the warming up before.
 
-    Closing the iterator cancels the generation before its next step.
+    Closing the generator cancels what runs before its next pass.
 
     Raises:
         ValueError: `repeats` is out of range, or the request does not suit the engine.
@@ -118,16 +147,38 @@ def run(
     requests: dict[Side, GenerationRequest] = {"speculative": request}
     if baseline:
         requests["baseline"] = request.plain()
-        for side_request in requests.values():
-            engine.warm_up(side_request)
+        for side, side_request in requests.items():
+            with closing(engine.warm_up(side_request)) as passes:
+                for _ in passes:
+                    yield WarmUp(side)
+    has_parted = False
     for repeat in range(repeats):
-        order = list(requests.items())
-        if repeat % 2:
-            order.reverse()
-        for side, side_request in order:
-            with closing(engine.generate(side_request)) as events:
+        outputs: dict[Side, list[int]] = {}
+        for side in requests if repeat % 2 == 0 else reversed(requests):
+            outputs[side] = []
+            with closing(engine.generate(requests[side])) as events:
                 for event in events:
+                    if isinstance(event, Step):
+                        outputs[side] += [token.id for token in event.tokens]
                     yield RunEvent(side, repeat, event)
+        if baseline and request.sampling.is_greedy and not has_parted:
+            difference = first_difference(outputs["speculative"], outputs["baseline"])
+            if difference is not None:
+                has_parted = True
+                yield Parted(_logit_gap(engine, request, outputs["baseline"], difference))
+
+
+def _logit_gap(
+    engine: Engine,
+    request: GenerationRequest,
+    baseline_token_ids: list[int],
+    difference: FirstDifference,
+) -> float | None:
+    theirs, ours = difference.baseline_token_id, difference.speculative_token_id
+    if theirs is None or ours is None:
+        return None
+    before = (*request.prompt_token_ids, *baseline_token_ids[: difference.position])
+    return engine.logit_gap(before, theirs, ours)
 
 
 def comparison_of(record: RunRecord) -> Comparison:
@@ -153,14 +204,15 @@ def comparison_of(record: RunRecord) -> Comparison:
     if is_greedy and is_finished:
         difference = _first_difference_of_any(record)
     return Comparison(
-        speculative=_middle(speculative),
-        baseline=_middle(baseline),
+        speculative=typical(speculative),
+        baseline=typical(baseline),
         speculative_tokens_per_second=ours,
         baseline_tokens_per_second=theirs,
         speedup=speedup,
         is_finished=is_finished,
         identical=difference is None if is_greedy and is_finished else None,
         difference=difference,
+        logit_gap=None if difference is None else record.logit_gap,
     )
 
 
@@ -189,21 +241,11 @@ def settings_of(
 
 
 def _first_difference_of_any(record: RunRecord) -> FirstDifference | None:
-    for ours, theirs in zip(record.runs["speculative"], record.runs["baseline"], strict=True):
-        difference = first_difference(_output(ours), _output(theirs))
+    for ours, theirs in zip(record.stats("speculative"), record.stats("baseline"), strict=True):
+        difference = first_difference(ours.output_token_ids, theirs.output_token_ids)
         if difference is not None:
             return difference
     return None
-
-
-def _output(events: list[GenerationEvent]) -> list[Token]:
-    return [token for event in events if isinstance(event, Step) for token in event.tokens]
-
-
-def _middle(stats: list[GenerationStats]) -> GenerationStats:
-    """Return the repeat nearest to the median of the decode times."""
-    middle = median(item.decode_s for item in stats)
-    return min(stats, key=lambda item: abs(item.decode_s - middle))
 
 
 def _range(spread: Spread | None) -> list[float] | None:

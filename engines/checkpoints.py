@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,11 +126,20 @@ def built_path(reference: Reference, store: EngineStore) -> Path:
 
 
 def gguf_key(reference: Reference) -> str:
-    """Return the store's key of a converted GGUF file, which is read whole for it."""
+    """Return the store's key of a converted GGUF file, which is read whole once for it."""
     assert reference.path is not None
-    *_, sha256 = hash_file(reference.path)
-    assert sha256 is not None
+    with translate_errors(f"'{reference.path}' cannot be read", {OSError: ModelLoadError}):
+        status = reference.path.stat()
+    sha256 = _sha256(reference.path, status.st_size, status.st_mtime_ns)
     return engine_key(reference.name, gguf_identity(sha256))
+
+
+@lru_cache
+def _sha256(path: Path, num_bytes: int, changed_ns: int) -> str:
+    """Return a file's hash, read again only where its size or its time has changed."""
+    *_, sha256 = hash_file(path)
+    assert sha256 is not None
+    return sha256
 
 
 def _hub_snapshot(reference: Reference, remedy: str) -> Path:

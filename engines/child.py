@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -53,6 +55,8 @@ def child_lines(
         start_new_session=True,
         env={**os.environ, **(env or {})},
     )
+    kill = partial(_kill_group, process)
+    atexit.register(kill)  # the program may end with this generator still open
     lines: SimpleQueue[str | None] = SimpleQueue()
     reader = Thread(target=_read_lines, args=(process, lines), daemon=True)
     reader.start()
@@ -63,7 +67,7 @@ def child_lines(
                 line = lines.get(timeout=HEARTBEAT_S)
             except Empty:
                 if process.poll() is not None:  # what it left running holds the stream open
-                    _kill_group(process)
+                    kill()
                 yield None
                 continue
             if line is None:
@@ -77,7 +81,8 @@ def child_lines(
             reason = sentence or last_line or f"exit status {process.returncode}"
             raise EngineBuildError(f"{action}: {reason}")
     finally:
-        _kill_group(process)
+        kill()
+        atexit.unregister(kill)
         reader.join()
 
 

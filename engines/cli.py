@@ -1,7 +1,7 @@
 """The command line `python -m engines`: what the page does, without the page.
 
 With `--json`, the last line of standard output is one JSON object. Progress goes to standard
-error. Exit codes: 0, 1 (failed, with a sentence), 2 (bad arguments).
+error. Exit codes: 0, 1 (failed, with a sentence), 2 (bad arguments), 130 (stopped by Ctrl-C).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from engines.backends import BACKENDS
 from engines.base import LOADING, BuildProgress, Engine
-from engines.benchmark import MAX_REPEATS, RunRecord, Side, run, settings_of
+from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, run, settings_of
 from engines.config import (
     BUNDLED,
     DRAFT_KINDS,
@@ -36,7 +36,7 @@ from engines.events import GenerationEvent, Step
 from engines.recording import check_place, read_recording, write_recording
 from engines.replay import MAX_SPEED, MIN_SPEED, replay_events
 from engines.slot import EngineSlot
-from engines.stats import stats_of
+from engines.stats import typical
 from engines.store import EngineStore
 from engines.terminal import printable, stats_lines, step_text
 
@@ -96,7 +96,9 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
 
 def _build(args: argparse.Namespace) -> dict[str, Any]:
     config = _config(args)
-    _drive(EngineSlot().build(config))
+    show = _Progress()
+    for progress in EngineSlot().build(config):
+        show(progress)
     built = [name for name in (config.target, config.draft) if name]
     if not args.json:
         print(printable(f"built: {' and '.join(built)}"))
@@ -115,7 +117,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         num_draft_tokens = 0 if draft_kind == "none" else 4
     # Made before anything is loaded, so that a bad number is told at once.
     request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
-    engine = _drive(slot.ensure(_config(args)))
+    engine = slot.load(_config(args), _Progress())
     token_ids = engine.encode(prompt, chat_template=args.chat_template)
     request = GenerationRequest(
         token_ids, draft_kind, num_draft_tokens, args.max_new_tokens, sampling
@@ -178,7 +180,7 @@ def _stream(
     try:
         for item in run(engine, request, baseline=args.baseline, repeats=args.repeats):
             record.apply(item)
-            if args.json:
+            if args.json or not isinstance(item, RunEvent):
                 continue
             if shown != (item.side, item.repeat):
                 shown = (item.side, item.repeat)
@@ -206,8 +208,8 @@ def _heading(side: Side, repeat: int, repeats: int) -> None:
 
 def _print_summary(record: RunRecord, result: dict[str, Any]) -> None:
     print()
-    for side, repeats in record.runs.items():
-        for line in stats_lines(side, stats_of(repeats[-1])):
+    for side in record.runs:
+        for line in stats_lines(side, typical(record.stats(side))):
             print(line)
     if result.get("speedup") is not None:
         low, high = result["speedup_range"]
@@ -218,19 +220,19 @@ def _print_summary(record: RunRecord, result: dict[str, Any]) -> None:
         print(printable(f"note: {note}"))
 
 
-def _drive(progress: Generator[BuildProgress, None, Any]) -> Any:
-    """Print a build's progress to standard error and return what it ends with."""
-    shown: tuple[int, str] | None = None
-    while True:
-        try:
-            step = next(progress)
-        except StopIteration as ended:
-            return ended.value
-        if step.name != LOADING and shown != (step.stage, step.name):
-            shown = (step.stage, step.name)
-            _say(f"[{step.stage}/{step.num_stages}] {step.name}")
-        if step.message:
-            _say(f"  {step.message}")
+class _Progress:
+    """Prints a build's stages and log lines to standard error."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[int, str] | None = None
+
+    def __call__(self, progress: BuildProgress) -> None:
+        stage = (progress.stage, progress.name)
+        if progress.name != LOADING and stage != self._shown:
+            self._shown = stage
+            _say(f"[{progress.stage}/{progress.num_stages}] {progress.name}")
+        if progress.message:
+            _say(f"  {progress.message}")
 
 
 def _prompt(args: argparse.Namespace) -> str:

@@ -131,7 +131,7 @@ class GenerationRequest:
                 whole=True,
             )
         _require_number(
-            "max_new_tokens", self.max_new_tokens, 1, 10**6, "use 1 or more", whole=True
+            "max_new_tokens", self.max_new_tokens, 1, 10**6, "use a whole number from 1", whole=True
         )
         _require_number(
             "num_top_tokens",

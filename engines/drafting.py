@@ -38,6 +38,10 @@ class CachedModel(Protocol):
         """Forget all but the first `num_tokens` cached tokens."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was asked to, so that a clock can be read."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -82,6 +86,7 @@ def prefill_chunks(model: CachedModel, token_ids: Sequence[int]) -> Iterator[Non
         if start > 0:
             yield
         model.forward(token_ids[start : start + PREFILL_CHUNK_TOKENS], num_logits=1)
+    model.synchronize()
 
 
 @dataclass(slots=True)
@@ -147,3 +152,12 @@ class NoProposer:
 
     def keep(self, num_tokens: int) -> None:
         """It reads nothing."""
+
+
+@dataclass(slots=True)
+class EchoProposer(NoProposer):
+    """Proposes the end of the context again: any draft, so that a warm-up has one to verify."""
+
+    def propose(self, request: DraftRequest) -> Draft:
+        token_ids = tuple(request.context_token_ids[-request.num_tokens :])
+        return Draft(token_ids, None, (1.0,) * len(token_ids))

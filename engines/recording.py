@@ -83,6 +83,7 @@ class _Header(BaseModel):
     prompt: str = Field(strict=True)
     settings: _Settings
     environment: _Environment
+    logit_gap: float | None = Field(default=None, strict=True)
 
 
 def recording_lines(record: RunRecord) -> Iterator[str]:
@@ -93,6 +94,7 @@ def recording_lines(record: RunRecord) -> Iterator[str]:
         "prompt": record.prompt,
         "settings": record.settings,
         "environment": record.environment,
+        "logit_gap": record.logit_gap,
     }
     yield json.dumps(header)
     for side, repeats in record.runs.items():
@@ -191,7 +193,12 @@ def _read_header(line: str, action: str) -> RunRecord:
         _Header.model_validate(header)
     except ValidationError as exc:
         raise RecordingError(f"{action}: its header: {_first_error(exc)}") from exc
-    return RunRecord(header["prompt"], header["settings"], header["environment"])
+    return RunRecord(
+        header["prompt"],
+        header["settings"],
+        header["environment"],
+        logit_gap=header.get("logit_gap"),
+    )
 
 
 def _read_event(line: str, record: RunRecord, action: str) -> None:

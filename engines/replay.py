@@ -1,22 +1,18 @@
-"""The replay back end: plays a recorded run as if an engine ran it. For a page without a model.
+"""Recorded runs played again: their events in time, and an engine that answers with them.
 
-Its target is the path of a recording. Events come at their recorded times, or at once where the
-speed is `None`, which makes it the free back end of tests.
+The engine needs no model, and yields everything at once where its speed is `None`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
-from pathlib import Path
 
-from engines.base import Backend, BackendStatus, BuildProgress, Engine, EngineInfo
+from engines.base import Engine, EngineInfo
 from engines.benchmark import RunRecord, Side
-from engines.config import DRAFT_KINDS, DraftKind, EngineConfig, GenerationRequest, check_prompt
+from engines.config import DRAFT_KINDS, DraftKind, GenerationRequest, check_prompt
 from engines.errors import ModelLoadError
 from engines.events import GenerationEvent
-from engines.recording import read_recording
-from engines.store import EngineStore
 
 MIN_SPEED, MAX_SPEED = 0.01, 1000.0
 
@@ -74,8 +70,8 @@ class ReplayEngine(Engine):
             )
         return replay_events(self._record.runs[side][0], speed=self._speed)
 
-    def warm_up(self, request: GenerationRequest) -> None:
-        """A recording has nothing to warm up."""
+    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+        yield from ()
 
     def close(self) -> None:
         """It holds nothing."""
@@ -83,20 +79,3 @@ class ReplayEngine(Engine):
     def _side(self, kind: DraftKind) -> Side:
         is_plain_run = self._record.settings.get("draft_kind") == "none"  # nothing to compare with
         return "baseline" if kind == "none" and not is_plain_run else "speculative"
-
-
-class ReplayBackend(Backend):
-    """Loads recordings. There is nothing to build."""
-
-    def __init__(self, store: EngineStore | None = None) -> None:
-        """Make the back end; it keeps nothing in the store."""
-
-    def probe(self) -> BackendStatus:
-        return BackendStatus("replay", usable=True, detail="plays recorded runs, without a model")
-
-    def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
-        yield BuildProgress(1, 1, "read the recording", 0.0)
-        read_recording(Path(config.target))
-
-    def load(self, config: EngineConfig) -> Engine:
-        return ReplayEngine(read_recording(Path(config.target)))

@@ -6,13 +6,13 @@ tokens per drafted token, `mean_acceptance_length` counts the bonus or recovered
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import zip_longest
+from statistics import median_low
 from typing import Any, assert_never
 
-from engines.events import Finish, GenerationEvent, Prefill, Step, Token
+from engines.events import Finish, GenerationEvent, Prefill, Step
 
 
 @dataclass(slots=True)
@@ -92,6 +92,11 @@ class GenerationStats:
         """Output tokens ÷ decode time, prefill apart; None before the first step."""
         return self.num_output_tokens / self.decode_s if self.decode_s > 0 else None
 
+    @property
+    def time_per_token_s(self) -> float | None:
+        """Decode time ÷ output tokens; None before the first step."""
+        return self.decode_s / self.num_output_tokens if self.num_output_tokens else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures under their JSON names."""
         return {
@@ -132,31 +137,13 @@ class FirstDifference:
     position: int  # in the output, from 0
     speculative_token_id: int | None  # None: this side had already ended
     baseline_token_id: int | None
-    logit_gap: float | None  # how close the two tokens were for the target; None if not reported
 
 
-def first_difference(
-    speculative: Sequence[Token], baseline: Sequence[Token]
-) -> FirstDifference | None:
-    """Return where the outputs part, or None where they are equal.
-
-    The target's two probabilities at that position come from the same softmax up to rounding, so
-    the logarithm of their ratio is the gap between the two logits.
-    """
-    for position in range(max(len(speculative), len(baseline))):
-        ours = speculative[position] if position < len(speculative) else None
-        theirs = baseline[position] if position < len(baseline) else None
-        if ours is not None and theirs is not None and ours.id == theirs.id:
-            continue
-        gap = None
-        if ours is not None and theirs is not None and ours.target_prob and theirs.target_prob:
-            gap = abs(math.log(theirs.target_prob / ours.target_prob))
-        return FirstDifference(
-            position=position,
-            speculative_token_id=None if ours is None else ours.id,
-            baseline_token_id=None if theirs is None else theirs.id,
-            logit_gap=gap,
-        )
+def first_difference(speculative: Sequence[int], baseline: Sequence[int]) -> FirstDifference | None:
+    """Return where two outputs part, or None where they are equal."""
+    for position, (ours, theirs) in enumerate(zip_longest(speculative, baseline)):
+        if ours != theirs:
+            return FirstDifference(position, ours, theirs)
     return None
 
 
@@ -164,7 +151,7 @@ def first_difference(
 class Spread:
     """A median with its range over the repeats of a measurement."""
 
-    median: float
+    median: float  # of an even number, the lower of the two in the middle: a value that occurred
     low: float
     high: float
 
@@ -174,4 +161,14 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
     measured = [value for value in values if value is not None]
     if not measured:
         return None
-    return Spread(median(measured), min(measured), max(measured))
+    return Spread(median_low(measured), min(measured), max(measured))
+
+
+def typical(repeats: Sequence[GenerationStats]) -> GenerationStats:
+    """Return the repeat whose speed is the median: the one that stands for all of them.
+
+    A repeat that was stopped counts only where there is no other.
+    """
+    whole = [stats for stats in repeats if stats.finish_reason != "cancelled"] or list(repeats)
+    by_speed = sorted(whole, key=lambda stats: stats.tokens_per_second or 0.0)
+    return by_speed[(len(by_speed) - 1) // 2]

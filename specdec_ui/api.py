@@ -9,7 +9,16 @@ from typing import Any, cast
 import gradio as gr
 from gradio.events import api
 
-from engines import BUNDLED, BuildProgress, DraftKind, EngineConfig, EngineSlot, doctor
+from engines import (
+    BUNDLED,
+    LOADING,
+    WAITING,
+    BuildProgress,
+    DraftKind,
+    EngineConfig,
+    EngineSlot,
+    doctor,
+)
 from specdec_ui.handlers import USER_ERRORS, running_text, stream_run, throttled
 from specdec_ui.state import RunForm, RunState
 
@@ -118,8 +127,9 @@ def add_endpoints(slot: EngineSlot) -> None:
 
 def _progress(item: BuildProgress | RunState) -> dict[str, Any]:
     if isinstance(item, BuildProgress):
+        states = {LOADING: "loading", WAITING: "waiting"}
         return {
-            "state": "building",
+            "state": states.get(item.name, "building"),
             "stage": item.stage,
             "num_stages": item.num_stages,
             "name": item.name,

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 from plotly.subplots import make_subplots
 
-from engines import SIDES, GenerationStats, RunRecord
+from engines import SIDES, GenerationStats, RunRecord, typical
 from specdec_ui.theme import SIDE_COLOURS, SIDE_NAMES
 
 HEIGHT = 340
 
 
 def latency_figure(record: RunRecord) -> Any:
-    """Return the latency of each side that was run: first token, per token, total.
+    """Return the latency of each side that ran to its end: first token, per token, total.
 
-    Bars are medians over the repeats, whiskers their range. None before anything was run.
+    Bars are those of the typical repeat, whiskers the range. None where no side ran to its end.
     """
-    shown = {side: record.stats(side) for side in SIDES if record.runs.get(side)}
+    # A run that was stopped has no total, and its first tokens may not be like the rest.
+    whole = {
+        side: [stats for stats in record.stats(side) if stats.finish_reason != "cancelled"]
+        for side in SIDES
+    }
+    shown = {side: stats for side, stats in whole.items() if stats}
     if not shown:
         return None
     measures = (
@@ -40,7 +44,7 @@ def latency_figure(record: RunRecord) -> Any:
             values = [value for stats in shown.get(side, []) if (value := measure(stats))]
             if not values:
                 continue
-            middle = median(values)
+            middle = measure(typical(shown[side]))
             has_range = len(values) > 1
             figure.add_bar(
                 row=row,
@@ -76,6 +80,5 @@ def latency_figure(record: RunRecord) -> Any:
 
 
 def _time_per_token_ms(stats: GenerationStats) -> float | None:
-    if not stats.num_output_tokens:
-        return None
-    return stats.decode_s / stats.num_output_tokens * 1000
+    seconds = stats.time_per_token_s
+    return None if seconds is None else seconds * 1000

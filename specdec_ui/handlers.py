@@ -1,7 +1,7 @@
-"""Component values in, component values out. The only place that catches errors.
+"""What the page's events do: component values in, component values out, errors as sentences.
 
-Every handler is a plain generator: closing it, by Stop, by a client that cancels or by a closed
-tab, closes the engine's stream before its next step.
+Work is a plain generator: closing it, by Stop, by a client that cancels or by a closed tab, closes
+the engine's stream before its next step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import gradio as gr
 
 from engines import (
     LOADING,
+    WAITING,
     BuildProgress,
     EngineError,
     EngineSlot,
@@ -35,6 +36,7 @@ from specdec_ui.theme import SIDE_NAMES
 
 UPDATE_INTERVAL_S = 0.05  # at most 20 updates a second
 MAX_LOG_LINES = 200
+STOP_TIMEOUT_S = 600.0  # the longest pass or load that Stop waits for
 USER_ERRORS = (EngineError, ValueError)
 UNEXPECTED = EngineError("something unexpected failed; the log on the terminal says what")
 
@@ -74,16 +76,20 @@ def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | Run
         EngineError: The engine cannot be built or loaded, or fails.
     """
     form.check()
-    engine = yield from slot.ensure(form.config())
-    request = form.request(engine.encode(form.prompt, chat_template=form.chat_template))
-    repeats = form.num_runs()
-    settings = settings_of(engine, request, chat_template=form.chat_template, repeats=repeats)
-    state = RunState(RunRecord(form.prompt, settings))
-    yield state
-    with closing(run(engine, request, baseline=form.baseline, repeats=repeats)) as events:
-        for event in events:
-            state.apply(event)
-            yield state
+    yield from slot.acquire()
+    try:
+        engine = yield from slot.ensure(form.config())
+        request = form.request(engine.encode(form.prompt, chat_template=form.chat_template))
+        repeats = form.num_runs()
+        settings = settings_of(engine, request, chat_template=form.chat_template, repeats=repeats)
+        state = RunState(RunRecord(form.prompt, settings))
+        yield state
+        with closing(run(engine, request, baseline=form.baseline, repeats=repeats)) as items:
+            for item in items:
+                state.apply(item)
+                yield state
+    finally:
+        slot.release()
 
 
 def throttled(
@@ -114,6 +120,7 @@ def on_wait(session: Session) -> tuple[Any, ...]:
 def on_run(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Run what the form says, streaming both lanes, then show what came out."""
     log: list[str] = []
+    session.is_working = True
     try:
         with (
             closing(stream_run(slot, RunForm(*values))) as items,
@@ -127,32 +134,44 @@ def on_run(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[A
                     yield started_view(item).values()
                 else:
                     yield running_view(item).values()
+        assert session.run is not None
+        yield finished_view(session, session.run, is_stopped=False).values()
     except USER_ERRORS as exc:
         yield error_view(exc, session).values()
-        return
-    assert session.run is not None
-    yield finished_view(session, session.run, is_stopped=False).values()
+    finally:
+        session.is_working = False
 
 
 def on_build(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Build the pair into the store, streaming the log."""
     log: list[str] = []
+    session.is_working = True
     try:
-        config = RunForm(*values).config()
-        with closing(slot.build(config)) as progress:
+        with closing(slot.build(RunForm(*values).config())) as progress:
             for item in progress:
                 yield progress_view(item, log).values()
+        done = idle_view()
+        done.status = status_html("The pair is built. Run starts it.")
+        yield done.values()
     except USER_ERRORS as exc:
         yield error_view(exc, session).values()
-        return
-    done = idle_view()
-    done.status = status_html("The pair is built. Run starts it.")
-    yield done.values()
+    finally:
+        session.is_working = False
 
 
 def on_stop(session: Session) -> tuple[Any, ...]:
-    """Show the run as far as it came. Gradio closes the running handler beside this."""
+    """Answer Stop at once. Gradio closes the handler at work beside this."""
     session.is_stopped = True
+    return View(
+        status=status_html("Stopping after this step …"), stop=gr.update(interactive=False)
+    ).values()
+
+
+def on_stopped(session: Session) -> tuple[Any, ...]:
+    """Show the run as far as it came, once its handler has really ended."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while session.is_working and time.monotonic() < deadline:
+        time.sleep(UPDATE_INTERVAL_S)
     if session.run is None:
         view = idle_view()
         view.status = status_html("Stopped.")
@@ -163,11 +182,9 @@ def on_stop(session: Session) -> tuple[Any, ...]:
 def on_fault(session: Session) -> tuple[Any, ...]:
     """Give the page back after a fault of this program, which stands in its log.
 
-    Gradio reports a handler that Stop has closed as failed, too.
+    Gradio reports a handler that Stop has closed as failed, too; that one is not answered here.
     """
-    if session.is_stopped:
-        return on_stop(session)
-    return error_view(UNEXPECTED, session).values()
+    return (View() if session.is_stopped else error_view(UNEXPECTED, session)).values()
 
 
 def forget(session: Session) -> None:
@@ -213,6 +230,8 @@ def progress_text(progress: BuildProgress, log: list[str]) -> str:
     """Return where a build stands in one line, with the last thing it said."""
     if progress.name == LOADING:
         return "Loading the models …"
+    if progress.name == WAITING:
+        return f"Waiting for the engine … {progress.elapsed_s:.0f} s"
     stage = f"stage {progress.stage} of {progress.num_stages}"
     said = f": {log[-1]}" if log else ""
     return f"Building, once: {progress.name} ({stage}), {progress.elapsed_s:.0f} s{said}"

@@ -20,7 +20,16 @@ from engines import (
 from specdec_ui import theme
 from specdec_ui.api import CONCURRENCY_ID, add_endpoints
 from specdec_ui.charts import latency_figure
-from specdec_ui.handlers import View, forget, on_build, on_fault, on_run, on_stop, on_wait
+from specdec_ui.handlers import (
+    View,
+    forget,
+    on_build,
+    on_fault,
+    on_run,
+    on_stop,
+    on_stopped,
+    on_wait,
+)
 from specdec_ui.highlight import legend_html
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
 from specdec_ui.state import RunForm, RunState, Session
@@ -32,7 +41,8 @@ CACHE_LIFE_S = (3600, 24 * 3600)  # how often exported files are looked through,
 INTRODUCTION = (
     f"# {TITLE}\n"
     "A small **draft** guesses the next tokens, the large **target** checks all of them in one "
-    "pass. Guesses it agrees with are free; the output is exactly the target's own."
+    "pass and keeps those it agrees with. The output stays the target's own; whether it comes "
+    "faster is measured here, against a baseline that is really run."
 )
 
 
@@ -113,8 +123,7 @@ def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefau
         list(BACKENDS),
         value=defaults.backend,
         label="Back end",
-        info="What runs the models. transformers: PyTorch, on CUDA where there is a GPU. replay: a "
-        "recorded run, whose file is the target.",
+        info="What runs the models. transformers is PyTorch, on CUDA where there is a GPU.",
     )
     controls["target"] = gr.Textbox(
         defaults.target,
@@ -158,6 +167,9 @@ def _prompt(controls: dict[str, Any]) -> None:
     with gr.Row():
         buttons = [gr.Button(example.kind, size="sm", min_width=70) for example in EXAMPLES]
     expectation = _html(expectation_html(EXAMPLES[0]))
+    controls["prompt"].input(
+        str, outputs=expectation, api_visibility="private", queue=False, show_progress="hidden"
+    )
     for button, example in zip(buttons, EXAMPLES, strict=True):
         button.click(
             partial(_choose, example),
@@ -166,13 +178,11 @@ def _prompt(controls: dict[str, Any]) -> None:
             queue=False,
         )
     with gr.Row():
-        controls["num_draft_tokens"] = gr.Slider(
-            1,
-            MAX_NUM_DRAFT_TOKENS,
-            value=4,
-            step=1,
+        controls["num_draft_tokens"] = gr.Number(
+            4,
             label="num_draft_tokens",
-            info="Tokens guessed per step. More can be kept at once, and more can be wasted.",
+            info=f"Tokens guessed per step, 1 to {MAX_NUM_DRAFT_TOKENS}. More can be kept at once, "
+            "and more can be wasted.",
         )
         controls["max_new_tokens"] = gr.Number(
             64, label="max_new_tokens", info="Where the answer is cut, in tokens."
@@ -274,7 +284,7 @@ def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -
         view,
         cancels=[running, building],
         **at_once,
-    )
+    ).then(on_stopped, session, view, **at_once)
     controls["draft_kind"].change(
         lambda kind: gr.update(visible=kind == "model"),
         controls["draft_kind"],

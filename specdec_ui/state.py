@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from engines import (
@@ -13,6 +13,7 @@ from engines import (
     GenerationRequest,
     GenerationStats,
     RunEvent,
+    RunItem,
     RunRecord,
     SamplingParams,
     Side,
@@ -135,16 +136,18 @@ class RunState:
     @classmethod
     def replayed(cls, record: RunRecord) -> Self:
         """Return a recorded run in its final state."""
-        state = cls(RunRecord(record.prompt, record.settings, record.environment))
+        state = cls(replace(record, runs={}))
         for side, repeats in record.runs.items():
             for repeat, events in enumerate(repeats):
                 for event in events:
                     state.apply(RunEvent(side, repeat, event))
         return state
 
-    def apply(self, item: RunEvent) -> None:
-        """Take in one more event."""
+    def apply(self, item: RunItem) -> None:
+        """Take in one more item of the run."""
         self.record.apply(item)
+        if not isinstance(item, RunEvent):
+            return
         self.current = item.side
         lane = self.lanes[item.side]
         if item.repeat != lane.repeat:
@@ -159,5 +162,6 @@ class Session:
     """What one browser tab keeps. Gradio copies it at the start: no engine, tensor or lock."""
 
     run: RunState | None = None  # the latest, finished or not
+    is_working: bool = False  # a handler of this tab is on its way
     is_stopped: bool = False  # by the person, since the last click on Run or Build
     export_folder: str | None = None  # holds the recording of the run

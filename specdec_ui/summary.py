@@ -6,11 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from engines import SIDES, Comparison, GenerationStats, RunRecord, Side, Spread, comparison_of
+from engines import (
+    SIDES,
+    Comparison,
+    GenerationStats,
+    RunRecord,
+    Side,
+    Spread,
+    comparison_of,
+    typical,
+)
 from specdec_ui.presets import Example
 from specdec_ui.theme import SIDE_NAMES
 
-NO_DIFFERENCE = 0.02  # a speedup this close to 1 is called neither faster nor slower
+# A speedup this close to 1 is called neither faster nor slower; one run each is noisier.
+NO_DIFFERENCE, NO_DIFFERENCE_ONCE = 0.02, 0.05
 MISSING = "–"
 
 DRAFT_NAMES = {
@@ -54,9 +64,7 @@ FIGURES = (
         "Time per token",
         "decode time ÷ output tokens",
         lambda stats: number(
-            stats.decode_s / stats.num_output_tokens * 1000 if stats.num_output_tokens else None,
-            1,
-            " ms",
+            None if stats.time_per_token_s is None else stats.time_per_token_s * 1000, 1, " ms"
         ),
     ),
     Figure(
@@ -114,10 +122,7 @@ def figures_html(record: RunRecord) -> str:
     shown = {side: record.stats(side) for side in SIDES if record.runs.get(side)}
     if not shown:
         return ""
-    columns: dict[Side, GenerationStats] = {side: stats[-1] for side, stats in shown.items()}
-    if len(columns) == len(SIDES):
-        comparison = comparison_of(record)
-        columns = {"speculative": comparison.speculative, "baseline": comparison.baseline}
+    columns: dict[Side, GenerationStats] = {side: typical(stats) for side, stats in shown.items()}
     head = "".join(f"<th scope='col'>{SIDE_NAMES[side]}</th>" for side in columns)
     rows = "".join(
         f"<tr><th scope='row'>{figure.name}<small>{escape(figure.definition)}</small></th>"
@@ -170,7 +175,7 @@ def headline_of(comparison: Comparison) -> str:
         return "Too short to compare"
     speed = f"{speedup.median:.2f}× "
     if _is_no_difference(speedup):
-        speed += "as fast: no difference"
+        speed += "as fast: no clear difference"
     else:
         speed += "faster" if speedup.median > 1 else "as fast: slower"
     if comparison.identical is None:
@@ -178,8 +183,8 @@ def headline_of(comparison: Comparison) -> str:
     if comparison.identical:
         return f"{speed}, output identical"
     assert comparison.difference is not None
-    gap = comparison.difference.logit_gap
-    closeness = "" if gap is None else f", where two tokens were {gap:.4f} apart in logit"
+    gap = comparison.logit_gap
+    closeness = "" if gap is None else f", where the two tokens are {gap:.4f} apart in logit"
     return f"{speed}, but output differs from token {comparison.difference.position + 1}{closeness}"
 
 
@@ -204,7 +209,10 @@ def reason_of(comparison: Comparison) -> str:
 
 
 def _is_no_difference(speedup: Spread) -> bool:
-    return abs(speedup.median - 1) < NO_DIFFERENCE
+    is_once = speedup.low == speedup.high
+    margin = NO_DIFFERENCE_ONCE if is_once else NO_DIFFERENCE
+    is_mixed = not is_once and speedup.low < 1 < speedup.high
+    return is_mixed or abs(speedup.median - 1) < margin
 
 
 def _compared_facts(comparison: Comparison, *, num_runs: int) -> list[tuple[str, str, str]]:
@@ -235,7 +243,7 @@ def _single_facts(record: RunRecord) -> list[tuple[str, str, str]]:
     facts = []
     for side in SIDES:
         if record.runs.get(side):
-            stats = record.stats(side)[-1]
+            stats = typical(record.stats(side))
             speed = f"{number(stats.tokens_per_second, 1)}, {stats.num_output_tokens} tokens"
             facts.append((f"{SIDE_NAMES[side]} tokens/s", speed, "output tokens ÷ decode time"))
             facts += _acceptance_facts(stats)

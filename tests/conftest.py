@@ -70,6 +70,9 @@ class TableModel:
         assert num_tokens <= len(self.token_ids)
         del self.token_ids[num_tokens:]
 
+    def synchronize(self) -> None:
+        """Its passes are over when they return."""
+
 
 @pytest.fixture
 def letters() -> Vocabulary:
@@ -126,13 +129,7 @@ def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load_engine(config: EngineConfig) -> Engine:
     """Build and load an engine, outside any page."""
-    progress = EngineSlot().ensure(config)
-    while True:
-        try:
-            next(progress)
-        except StopIteration as ended:
-            engine: Engine = ended.value
-            return engine
+    return EngineSlot().load(config)
 
 
 @pytest.fixture(scope="session")

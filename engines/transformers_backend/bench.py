@@ -153,13 +153,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
-    progress = EngineSlot().ensure(EngineConfig(target=args.target, draft=args.draft))
-    while True:
-        try:
-            next(progress)
-        except StopIteration as ended:
-            engine = ended.value
-            break
+    engine = EngineSlot().load(EngineConfig(target=args.target, draft=args.draft))
+    assert isinstance(engine, TransformersEngine)
     prompts = [engine.encode(prompt, chat_template=True) for prompt in PROMPTS]
     speeds = measure(Ways(engine, args).all(), prompts, args.repeats)
 

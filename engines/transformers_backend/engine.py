@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -16,7 +18,15 @@ from engines.base import Engine, EngineInfo
 from engines.checkpoints import Reference, built_path, parse_reference
 from engines.compatibility import check_vocabularies
 from engines.config import DraftKind, EngineConfig, GenerationRequest
-from engines.drafting import ModelProposer, NoProposer, PromptLookupProposer, Proposer
+from engines.drafting import (
+    PREFILL_CHUNK_TOKENS,
+    EchoProposer,
+    ModelProposer,
+    NoProposer,
+    PromptLookupProposer,
+    Proposer,
+    prefill_chunks,
+)
 from engines.errors import (
     BackendUnavailableError,
     EngineError,
@@ -25,6 +35,7 @@ from engines.errors import (
 )
 from engines.events import GenerationEvent
 from engines.generation import generate_events
+from engines.speculative import decode
 from engines.store import EngineStore
 from engines.transformers_backend.model import (
     TransformersModel,
@@ -40,7 +51,6 @@ from engines.transformers_backend.tokenizer import (
 )
 
 logger = logging.getLogger(__name__)
-transformers.utils.logging.disable_progress_bar()
 
 GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     RuntimeError: GenerationError,  # torch's, out of memory among them
@@ -66,6 +76,7 @@ class TransformersEngine(Engine):
         Raises:
             EngineError: They are not built, unreadable, incompatible, or the device is missing.
         """
+        transformers.utils.logging.disable_progress_bar()
         device = _device(config.device)
         dtype = _dtype(config.dtype, device)
         target = parse_reference(config.target)
@@ -138,6 +149,35 @@ class TransformersEngine(Engine):
         if self.target_model is None:
             raise GenerationError("the engine is closed; load it again")
         return self._generate(request)
+
+    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+        # The prompt's last chunk, then passes that verify as many drafts as the request will.
+        short = replace(
+            request,
+            prompt_token_ids=request.prompt_token_ids[-PREFILL_CHUNK_TOKENS:],
+            max_new_tokens=request.num_draft_tokens + 2,
+        )
+        proposer = self._proposer(request.draft_kind)
+        if request.draft_kind == "prompt_lookup":  # it may find nothing
+            proposer = EchoProposer()
+        passes = decode(
+            TransformersModel(self.target_model, vocab_size=self._vocab_size),
+            proposer,
+            short,
+            stop_token_ids=frozenset(),
+            context_length=self._info.context_length,
+        )
+        with closing(passes), translate_errors("warming up failed", GENERATION_ERRORS):
+            for _ in passes:
+                yield
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
+        model = TransformersModel(self.target_model, vocab_size=self._vocab_size)
+        with translate_errors("comparing two tokens failed", GENERATION_ERRORS):
+            for _ in prefill_chunks(model, token_ids[:-1]):
+                pass
+            logits = model.forward(token_ids[-1:], num_logits=1)[0]
+        return float(logits[first] - logits[second])
 
     def close(self) -> None:
         self.target_model = self.draft_model = None

@@ -86,6 +86,10 @@ class TransformersModel:
         self._cache.crop(num_tokens - self._num_cached_tokens)
         self._num_cached_tokens = num_tokens
 
+    def synchronize(self) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
 
 def require_rollback(model: Any, name: str) -> None:
     """Refuse a model whose cache cannot forget rejected tokens, such as a recurrent one.

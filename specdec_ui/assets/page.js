@@ -14,3 +14,16 @@ window.specdec = {
     else delete document.body.dataset.sdHideDropped;
   },
 };
+
+// A lane that is read at its end stays there as it grows; one that was scrolled back stays too.
+const nearEnd = 40; // pixels
+const isAtEnd = new WeakMap();
+document.addEventListener("scroll", ({ target }) => {
+  if (target.classList?.contains("sd-text"))
+    isAtEnd.set(target, target.scrollHeight - target.scrollTop - target.clientHeight < nearEnd);
+}, true);
+new MutationObserver((changes) => {
+  const lanes = new Set(changes.map(({ target }) => target.closest?.(".sd-text")));
+  for (const lane of lanes)
+    if (lane && isAtEnd.get(lane) !== false) lane.scrollTop = lane.scrollHeight;
+}).observe(document.documentElement, { childList: true, subtree: true });

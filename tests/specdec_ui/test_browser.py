@@ -53,8 +53,7 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def bundled_slot() -> Iterator[EngineSlot]:
     slot = EngineSlot()
-    for _ in slot.ensure(EngineConfig()):
-        pass
+    slot.load(EngineConfig())
     yield slot
     slot.close()
 
@@ -135,7 +134,7 @@ def test_stop_ends_the_passes_keeps_what_came_and_the_next_run_works(
     page, bundled_page, bundled_slot
 ):
     passes: list[None] = []
-    model = loaded_model(bundled_slot)
+    model = bundled_slot.load(EngineConfig()).target_model
     hook = model.register_forward_hook(lambda *_: passes.append(None))
     open_page(page, bundled_page)
     page.get_by_role("button", name="Story").click()
@@ -174,15 +173,6 @@ def test_a_run_without_a_baseline_claims_no_speedup(page, bundled_page):
     expect(status(page)).to_contain_text("Done")
     expect(page.locator(".sd-verdict")).to_contain_text("no speedup is claimed")
     assert kept_text(page, "baseline") == ""
-
-
-def loaded_model(slot: EngineSlot):
-    progress = slot.ensure(EngineConfig())
-    try:
-        while True:
-            next(progress)
-    except StopIteration as ended:
-        return ended.value.target_model
 
 
 @pytest.mark.parametrize("text", HOSTILE)
