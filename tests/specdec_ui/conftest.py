@@ -42,6 +42,7 @@ class ScriptedEngine(Engine):
         self.num_steps = 0
         self.num_generations = 0
         self.num_closed = 0
+        self.log: list[str] = []  # which generations began and were closed, in order
         self.changed = Condition()
         self._device = Event()  # never set: waiting on it takes the time of a step
 
@@ -59,6 +60,8 @@ class ScriptedEngine(Engine):
     def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
         with self.changed:
             self.num_generations += 1
+            number = self.num_generations
+            self.log.append(f"{number} begins")
             self.changed.notify_all()
         try:
             yield Prefill(len(request.prompt_token_ids), len(request.prompt_token_ids) - 1, 0.01)
@@ -77,6 +80,7 @@ class ScriptedEngine(Engine):
         finally:
             with self.changed:
                 self.num_closed += 1
+                self.log.append(f"{number} is closed")
                 self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:

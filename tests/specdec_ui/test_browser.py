@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -78,7 +79,7 @@ def open_page(page: Page, url: str, *, theme: str = "light") -> None:
     expect(page.locator("#sd-run")).to_be_enabled()
 
 
-def set_number(page: Page, label: str, value: int) -> None:
+def set_number(page: Page, label: str, value: float) -> None:
     field = page.get_by_label(label, exact=False).last
     field.fill(str(value))
     field.press("Tab")
@@ -276,3 +277,68 @@ def test_the_page_fits_its_window(page, theme, width):
         expect(status(page)).to_contain_text("Done")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("document.body.classList.contains('dark')") == (theme == "dark")
+
+
+def test_stop_while_loading_gives_the_page_back_when_the_load_has_ended(page):
+    may_load = Event()
+
+    class SlowBackend(ScriptedBackend):
+        def load(self, config):
+            assert may_load.wait(60)
+            return super().load(config)
+
+    engine = ScriptedEngine()
+    with served(EngineSlot(lambda name: SlowBackend(engine))) as url:
+        open_page(page, url)
+        page.click("#sd-run")
+        expect(status(page)).to_contain_text("Loading the models")
+        page.click("#sd-stop")
+        expect(status(page)).to_contain_text("Stopping")
+        expect(page.locator("#sd-run")).to_be_disabled()
+        may_load.set()
+        expect(status(page)).to_contain_text("Stopped")
+        page.click("#sd-run")
+        expect(status(page)).to_contain_text("Done")
+        assert engine.num_generations > 0
+
+
+def test_a_second_tab_waits_and_then_runs(browser, scripted):
+    page, engine = scripted
+    engine.step_s = 0.05
+    set_number(page, "max_new_tokens", 4000)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("tokens in")
+    other = browser.new_page()
+    open_page(other, page.url.partition("?")[0])
+    set_number(other, "max_new_tokens", 8)
+    other.click("#sd-run")
+    expect(status(other)).to_contain_text("Waiting for the engine")
+    page.click("#sd-stop")
+    expect(status(page)).to_contain_text("Stopped")
+    expect(status(other)).to_contain_text("Done")
+    other.close()
+
+
+def test_a_lane_follows_its_end_until_it_is_scrolled_back(scripted):
+    page, engine = scripted
+    engine.step_s = 0.02
+    set_number(page, "max_new_tokens", 4000)
+    page.click("#sd-run")
+    text = lane(page, "speculative")
+    page.wait_for_function("e => e.scrollHeight > 2 * e.clientHeight", arg=text.element_handle())
+    from_end = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
+    assert text.evaluate(from_end) < 100
+    text.evaluate("e => e.scrollTo(0, 0)")
+    page.wait_for_timeout(300)
+    assert text.evaluate("e => e.scrollTop") == 0
+    page.click("#sd-stop")
+    expect(status(page)).to_contain_text("Stopped")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1000, 2.5])
+def test_a_bad_number_is_named_on_the_page(scripted, value):
+    page, engine = scripted
+    set_number(page, "num_draft_tokens", value)
+    page.click("#sd-run")
+    expect(page.locator(".sd-error")).to_contain_text(f"num_draft_tokens is {value}: use 1 to 32")
+    assert engine.num_generations == 0

@@ -21,7 +21,9 @@ from engines import (
 )
 from specdec_ui.charts import latency_figure
 from specdec_ui.presets import FIRST_RECORDING
+from specdec_ui.summary import figures_html, verdict_html
 from specdec_ui.theme import SIDE_COLOURS, SIDE_NAMES
+from tests.specdec_ui.test_summary import cells
 
 FIRST_TOKEN, PER_TOKEN, TOTAL = "y", "y2", "y3"  # the axes of the three measures
 KILOBYTE = 1024
@@ -97,8 +99,39 @@ def test_a_side_that_was_not_run_has_no_bar(side: Side):
 
 
 def test_a_measure_that_was_not_reached_has_no_bar():
-    reading = record_of(speculative=[[Prefill(3, 2, 1.0)]])
-    assert list(bars(latency_figure(reading))) == [("Speculative", TOTAL)]
+    silent = record_of(speculative=[[Prefill(3, 2, 1.0), Finish("stop", 1.0)]])
+    assert list(bars(latency_figure(silent))) == [("Speculative", TOTAL)]
+
+
+STOPPED_AT = [
+    pytest.param(1, id="while it read the prompt"),
+    pytest.param(3, id="between two steps"),
+    pytest.param(-1, id="at the last moment"),
+]
+
+
+@pytest.mark.parametrize("num_events", STOPPED_AT)
+@pytest.mark.parametrize("side", SIDES)
+def test_a_side_that_was_stopped_has_no_bar_and_nothing_is_claimed(side: Side, num_events: int):
+    sides = {name: [timed_run(0.5)] for name in SIDES} | {side: [timed_run(0.1)[:num_events]]}
+    record = record_of(**sides)
+    shown = bars(latency_figure(record))
+    assert {name for name, _ in shown} == {SIDE_NAMES[other] for other in SIDES if other != side}
+    verdict = verdict_html(record, whose="your run")
+    assert "no speedup is claimed" in verdict
+    assert "×" not in verdict
+
+
+@pytest.mark.parametrize("num_events", STOPPED_AT)
+def test_a_run_stopped_on_its_only_side_has_no_chart(num_events: int):
+    assert latency_figure(record_of(speculative=[timed_run(0.5)[:num_events]])) is None
+
+
+def test_a_repeat_that_was_stopped_changes_no_bar():
+    whole = bars(latency_figure(record_of(speculative=[timed_run(0.5)])))
+    runs = [timed_run(0.5), timed_run(0.1)[:3]]
+    shown = bars(latency_figure(record_of(speculative=runs)))
+    assert {key: bar.x for key, bar in shown.items()} == {key: bar.x for key, bar in whole.items()}
 
 
 def test_a_single_run_has_no_whiskers():
@@ -114,6 +147,23 @@ def test_repeats_give_the_median_and_whiskers_to_the_extremes():
     assert bar.error_x.array == (pytest.approx(1000.0),)
     assert bar.error_x.arrayminus == (pytest.approx(500.0),)
     assert shown["Baseline", PER_TOKEN].error_x.array is None
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 3, 4])
+def test_the_bars_are_as_long_as_the_table_says(num_repeats: int):
+    step_s = (0.5, 2.0, 1.0, 0.25)[:num_repeats]
+    record = record_of(
+        speculative=[timed_run(seconds) for seconds in step_s],
+        baseline=[timed_run(seconds * 3) for seconds in reversed(step_s)],
+    )
+    shown, rows = bars(latency_figure(record)), cells(figures_html(record))
+    for axis, name, template in (
+        (FIRST_TOKEN, "Time to first token", "{:,.2f} s"),
+        (PER_TOKEN, "Time per token", "{:,.1f} ms"),
+        (TOTAL, "Total time", "{:,.2f} s"),
+    ):
+        drawn = [template.format(shown[SIDE_NAMES[side], axis].x[0]) for side in SIDES]
+        assert drawn == rows[name]
 
 
 @pytest.mark.parametrize("axis", ["xaxis", "xaxis2", "xaxis3"])

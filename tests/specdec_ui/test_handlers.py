@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import astuple, dataclass, replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeAlias
 
 import gradio as gr
@@ -15,6 +18,7 @@ import pytest
 
 from engines import (
     LOADING,
+    WAITING,
     BuildProgress,
     Engine,
     EngineConfig,
@@ -33,6 +37,7 @@ from engines.errors import EngineBuildError, GenerationError, ModelLoadError, Mo
 from specdec_ui import handlers
 from specdec_ui.handlers import (
     MAX_LOG_LINES,
+    STOP_TIMEOUT_S,
     UNEXPECTED,
     View,
     forget,
@@ -40,14 +45,16 @@ from specdec_ui.handlers import (
     on_fault,
     on_run,
     on_stop,
+    on_stopped,
     on_wait,
+    progress_text,
     running_text,
     stream_run,
     throttled,
 )
 from specdec_ui.state import RunForm, RunState, Session
 from tests.engines.conftest import largest_file
-from tests.specdec_ui.conftest import TOKENS_PER_STEP, ScriptedBackend, ScriptedEngine
+from tests.specdec_ui.conftest import TOKENS_PER_STEP, WAIT_S, ScriptedBackend, ScriptedEngine
 from tests.specdec_ui.test_highlight import HOSTILE
 
 Shown: TypeAlias = dict[str, Any]  # an answer's values by the names of the outputs
@@ -77,9 +84,14 @@ class Clock:
     """Stands in for the module `time`, and goes on only when told to."""
 
     now: float = 0.0
+    while_asleep: Callable[[], None] = lambda: None
 
     def monotonic(self) -> float:
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.while_asleep()
 
 
 @pytest.fixture
@@ -119,6 +131,19 @@ class FailingEngine(ScriptedEngine):
         for _ in range(3):
             yield next(events)
         raise GenerationError("the device is gone")
+
+
+class HeldEngine(ScriptedEngine):
+    """Stays in its first step until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_in_step, self.is_let_go = Event(), Event()
+
+    def _step(self, request: GenerationRequest, num_left: int, elapsed_s: float) -> Step:
+        self.is_in_step.set()
+        assert self.is_let_go.wait(WAIT_S)
+        return super()._step(request, num_left, elapsed_s)
 
 
 class UnbuiltBackend(ScriptedBackend):
@@ -166,12 +191,13 @@ def last(views: Iterable[Shown]) -> Shown:
 
 
 def stop_after(slot: EngineSlot, session: Session, num_steps: int) -> Shown:
-    """Return what Stop shows of a run that has come some steps far."""
+    """Return what is shown in the end of a run that was stopped some steps far."""
     running = click_run(slot, session, max_new_tokens=400)
     with closing(running):
         while session.run is None or session.run.lanes["speculative"].stats.num_steps < num_steps:
             next(running)
-        return shown(on_stop(session))
+        on_stop(session)
+    return shown(on_stopped(session))
 
 
 def buttons(view: Shown) -> tuple[Any, Any, Any]:
@@ -300,6 +326,25 @@ def test_the_status_says_what_a_run_is_doing(
     assert running_text(state) == text
 
 
+@pytest.mark.parametrize(
+    ("name", "log", "text"),
+    [
+        pytest.param(LOADING, [], "Loading the models …", id="loading"),
+        pytest.param(LOADING, ["built"], "Loading the models …", id="loading what was built"),
+        pytest.param(WAITING, [], "Waiting for the engine … 3 s", id="waiting"),
+        pytest.param("convert", [], "Building, once: convert (stage 2 of 4), 3 s", id="building"),
+        pytest.param(
+            "convert",
+            ["one", "two"],
+            "Building, once: convert (stage 2 of 4), 3 s: two",
+            id="building aloud",
+        ),
+    ],
+)
+def test_the_status_says_how_the_engine_is_made_ready(name: str, log: list[str], text: str):
+    assert progress_text(BuildProgress(2, 4, name, 3.2), log) == text
+
+
 # -- throttling
 
 
@@ -391,10 +436,106 @@ def test_stop_shows_the_run_as_far_as_it_came(slot, engine, monkeypatch):
     assert buttons(view) == IDLE
 
 
+def test_stop_is_answered_at_once_and_cannot_be_pressed_twice(slot, monkeypatch):
+    monkeypatch.setattr(handlers, "UPDATE_INTERVAL_S", 0)
+    session = Session()
+    with closing(click_run(slot, session)) as running:
+        while session.run is None:
+            next(running)
+        view = shown(on_stop(session))
+    assert changed(view) == {"status", "stop"}
+    assert "Stopping after this step …" in view["status"]
+    assert view["stop"] == DISABLED
+
+
+def test_the_end_of_a_stop_waits_for_the_step_that_is_going_on(slot, clock):
+    session = Session()
+    running = click_run(slot, session, max_new_tokens=400)
+    while session.run is None or not session.run.record.runs:
+        next(running)
+        clock.now += 1
+
+    def end_the_step() -> None:
+        if clock.now > stopped_at + 3:
+            running.close()
+
+    stopped_at = clock.now
+    clock.while_asleep = end_the_step
+    on_stop(session)
+    view = shown(on_stopped(session))
+    assert stopped_at + 3 < clock.now < stopped_at + 4
+    assert not session.is_working
+    assert view["speculative"] == session.run.lanes["speculative"].html
+    assert buttons(view) == IDLE
+
+
+def test_a_step_that_never_ends_does_not_keep_the_page_for_ever(clock):
+    session = Session(is_working=True)
+    on_stop(session)
+    assert buttons(shown(on_stopped(session))) == IDLE
+    assert clock.now == pytest.approx(STOP_TIMEOUT_S, abs=1)
+
+
+def test_a_run_after_a_stop_waits_for_the_step_that_is_going_on():
+    engine = HeldEngine()
+    slot = EngineSlot(lambda name: ScriptedBackend(engine))
+    stopped = Session()
+
+    def run_until_stopped() -> None:
+        with closing(click_run(slot, stopped)) as running:
+            while not stopped.is_stopped:
+                next(running)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(run_until_stopped)
+        try:
+            assert engine.is_in_step.wait(WAIT_S)
+            on_stop(stopped)
+            second = click_run(slot, Session())
+            waiting = [next(second) for _ in range(3)]
+            assert all("Waiting for the engine" in view["status"] for view in waiting)
+            assert engine.num_generations == 1
+        finally:
+            engine.is_let_go.set()
+        first.result(WAIT_S)
+        assert "Done." in last(second)["status"]
+    assert engine.log == ["1 begins", "1 is closed", "2 begins", "2 is closed"]
+
+
+def test_a_handler_is_at_work_from_its_start_to_its_end(slot):
+    session = Session()
+    with closing(click_run(slot, session)) as running:
+        next(running)
+        assert not session.is_working  # answered, still in the queue
+        next(running)
+        assert session.is_working
+    assert not session.is_working
+
+
+@pytest.mark.parametrize("click", [click_run, click_build])
+@pytest.mark.parametrize("error", [None, ModelLoadError("no weights"), RuntimeError("a bug")])
+def test_a_handler_that_ended_is_at_work_no_more_and_frees_the_engine(
+    backend, slot, click: Callable[..., Iterator[Shown]], error: Exception | None
+):
+    backend.error = error
+    session = Session()
+    with suppress(RuntimeError):
+        last(click(slot, session))
+    assert not session.is_working
+    assert list(slot.acquire()) == []
+
+
+def test_a_stopped_run_frees_the_engine(slot, monkeypatch):
+    monkeypatch.setattr(handlers, "UPDATE_INTERVAL_S", 0)
+    stop_after(slot, Session(), 3)
+    assert list(slot.acquire()) == []
+
+
 def test_stop_before_the_first_step_keeps_what_was_shown():
     session = Session()
     on_wait(session)
-    view = shown(on_stop(session))
+    on_stop(session)
+    view = shown(on_stopped(session))
     assert changed(view) == {"status", "run", "build", "stop"}
     assert "Stopped." in view["status"]
     assert buttons(view) == IDLE
@@ -422,9 +563,13 @@ def test_a_run_after_a_stop_is_no_stopped_one(slot, monkeypatch):
 BAD_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": " "}, "the prompt is empty: type some text"),
     ({"target": None}, "target is &#x27;&#x27;: name a model"),
-    ({"max_new_tokens": None}, "max_new_tokens is None: use 1 or more"),
+    ({"max_new_tokens": None}, "max_new_tokens is None: use a whole number from 1"),
     ({"repeats": "x"}, "repeats is &#x27;x&#x27;: use 1 to 9"),
     ({"repeats": 10}, "repeats is 10: use 1 to 9"),
+    *(
+        ({"num_draft_tokens": value}, f"num_draft_tokens is {escape(repr(value))}: use 1 to 32")
+        for value in (0, -1, 1000, "x", None, 2.5)
+    ),
 ]
 
 
@@ -511,13 +656,11 @@ def test_a_fault_in_a_run_keeps_what_came_before_it(slot):
     assert view["speculative"] == session.run.lanes["speculative"].html
 
 
-def test_a_fault_reported_after_a_stop_shows_the_stopped_run(slot, monkeypatch):
+def test_a_fault_reported_after_a_stop_changes_nothing(slot, monkeypatch):
     monkeypatch.setattr(handlers, "UPDATE_INTERVAL_S", 0)
     session = Session()
-    stopped = stop_after(slot, session, 2)
-    view = shown(on_fault(session))
-    assert view["status"] == stopped["status"]
-    assert view["verdict"] == stopped["verdict"]
+    stop_after(slot, session, 2)
+    assert changed(shown(on_fault(session))) == set()
 
 
 # -- building

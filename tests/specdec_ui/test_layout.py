@@ -8,6 +8,7 @@ import gradio as gr
 import pytest
 
 from engines import (
+    BACKENDS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
     MAX_REPEATS,
@@ -18,10 +19,11 @@ from engines import (
     read_recording,
 )
 from specdec_ui.api import CONCURRENCY_ID
-from specdec_ui.handlers import View
+from specdec_ui.handlers import View, on_stopped
 from specdec_ui.layout import PageDefaults, build_app, launch_options
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
 from specdec_ui.state import RunForm, RunState
+from specdec_ui.summary import expectation_html
 from specdec_ui.theme import SIDE_NAMES
 from tests.test_imports import HEAVY, modules_after
 
@@ -101,13 +103,23 @@ def test_the_page_starts_with_a_form_that_can_be_run(page: gr.Blocks):
     assert form.request((1,)).sampling.is_greedy
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [("num_draft_tokens", 1, MAX_NUM_DRAFT_TOKENS), ("repeats", 1, MAX_REPEATS)],
-)
-def test_a_slider_offers_what_the_form_accepts(page: gr.Blocks, name: str, low: int, high: int):
-    slider = controls(page)[name]
-    assert (slider.minimum, slider.maximum, slider.step) == (low, high, 1)
+def test_the_slider_offers_what_the_form_accepts(page: gr.Blocks):
+    slider = controls(page)["repeats"]
+    assert (slider.minimum, slider.maximum, slider.step) == (1, MAX_REPEATS, 1)
+
+
+def test_the_number_of_drafted_tokens_says_what_the_form_accepts(page: gr.Blocks):
+    assert f"1 to {MAX_NUM_DRAFT_TOKENS}." in controls(page)["num_draft_tokens"].info
+
+
+@pytest.mark.parametrize("value", [0, -1, 1000, 2.5, None])
+def test_a_number_out_of_range_is_left_to_the_form_to_judge(page: gr.Blocks, value: float | None):
+    assert controls(page)["num_draft_tokens"].preprocess(value) == value
+
+
+def test_every_back_end_is_offered(page: gr.Blocks):
+    choices = [value for _, value in controls(page)["backend"].choices]
+    assert choices == list(BACKENDS)
 
 
 def test_every_draft_kind_is_offered(page: gr.Blocks):
@@ -119,11 +131,12 @@ def test_every_draft_kind_is_offered(page: gr.Blocks):
     ("draft_kind", "is_visible"), [("model", True), ("prompt_lookup", False), ("none", False)]
 )
 def test_the_draft_model_is_asked_for_only_where_one_drafts(draft_kind: str, is_visible: bool):
-    defaults = PageDefaults("replay", "org/target", "org/draft", draft_kind)
+    backend = list(BACKENDS)[-1]
+    defaults = PageDefaults(backend, "org/target", "org/draft", draft_kind)
     page_controls = controls(build_page(defaults))
     assert page_controls["draft"].visible == is_visible
     values = {name: page_controls[name].value for name in ("backend", "target", "draft")}
-    assert values == {"backend": "replay", "target": "org/target", "draft": "org/draft"}
+    assert values == {"backend": backend, "target": "org/target", "draft": "org/draft"}
 
 
 def test_only_stop_waits_for_a_run(page: gr.Blocks):
@@ -157,6 +170,24 @@ def test_stop_cancels_whatever_can_run(page: gr.Blocks, button: str):
         for id_ in function.cancels
     }
     assert work_after(page, button)._id in cancelled
+
+
+def test_what_stop_shows_in_the_end_follows_its_first_answer(page: gr.Blocks):
+    shown = work_after(page, "sd-stop")
+    assert shown.fn is on_stopped
+    assert shown.outputs == work_after(page, "sd-run").outputs
+    assert not shown.queue
+
+
+def test_typing_a_prompt_clears_what_was_expected_of_the_example(page: gr.Blocks):
+    prompt = controls(page)["prompt"]
+    (typed,) = (item for item in page.fns.values() if (prompt._id, "input") in item.targets)
+    expectation: Any
+    (expectation,) = typed.outputs
+    assert expectation.value == expectation_html(EXAMPLES[0])
+    assert typed.inputs == []
+    assert typed.fn is not None
+    assert typed.fn() == ""
 
 
 @pytest.mark.parametrize("button", ["sd-run", "sd-build"])

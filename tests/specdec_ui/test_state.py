@@ -11,17 +11,21 @@ import pytest
 
 from engines import (
     MAX_REPEATS,
+    SIDES,
     EngineConfig,
     Finish,
     GenerationRequest,
+    Parted,
     Prefill,
     RunEvent,
+    RunItem,
     RunRecord,
     SamplingParams,
     Side,
     Step,
     Token,
     TokenOrigin,
+    WarmUp,
     run,
 )
 from specdec_ui.highlight import step_html
@@ -54,10 +58,10 @@ def step(text: str, origin: TokenOrigin = "target", *, elapsed_s: float = 1.0) -
     return Step((Token(5, text, origin),), (), int(origin == "accepted"), 0.0, 0.1, elapsed_s)
 
 
-def state_after(*events: RunEvent) -> RunState:
+def state_after(*items: RunItem) -> RunState:
     state = RunState(RunRecord("a prompt", {}, {}))
-    for event in events:
-        state.apply(event)
+    for item in items:
+        state.apply(item)
     return state
 
 
@@ -95,7 +99,7 @@ def test_a_form_becomes_the_generation_to_run():
     )
 
 
-def test_a_form_without_drafting_drafts_nothing_whatever_the_slider_says():
+def test_a_form_without_drafting_drafts_nothing_whatever_the_number_says():
     request = form_with(draft_kind="none", num_draft_tokens=4).request((1,))
     assert request == FORM.request((1,)).plain()
 
@@ -209,6 +213,18 @@ def test_a_new_repeat_starts_its_lane_anew_and_leaves_the_other():
     assert state.record.runs["speculative"] == [[first], [second]]
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_warming_up_leaves_no_trace(side: Side):
+    assert state_after(WarmUp(side)) == state_after()
+
+
+def test_where_the_outputs_part_is_kept_and_shown_in_no_lane():
+    state = state_after(Parted(0.25))
+    assert state.record.logit_gap == 0.25
+    assert state.lanes == state_after().lanes
+    assert RunState.replayed(state.record).record == state.record
+
+
 def test_two_runs_share_nothing():
     one, other = state_after(), state_after()
     one.apply(RunEvent("speculative", 0, step("word")))
@@ -220,8 +236,8 @@ def test_two_runs_share_nothing():
 def test_a_replayed_record_looks_as_its_run_did(repeats: int, baseline: bool):
     request = GenerationRequest((1, 2), "prompt_lookup", 4, max_new_tokens=9)
     streamed = RunState(RunRecord("a prompt", {"repeats": repeats}))
-    for event in run(ScriptedEngine(), request, baseline=baseline, repeats=repeats):
-        streamed.apply(event)
+    for item in run(ScriptedEngine(), request, baseline=baseline, repeats=repeats):
+        streamed.apply(item)
     replayed = RunState.replayed(streamed.record)
     assert replayed.lanes == streamed.lanes
     assert replayed.record == streamed.record

@@ -80,15 +80,20 @@ COMPARED = record_of(("speculative", ROUNDS), ("baseline", plain_run(step_s=1.0)
 
 
 def outcome(
-    speedup: float | None,
+    speedup: Spread | None,
     *,
     identical: bool | None = True,
     difference: FirstDifference | None = None,
+    logit_gap: float | None = None,
 ) -> Comparison:
     """Return a finished comparison with a given outcome."""
-    spread = None if speedup is None else Spread(speedup, speedup, speedup)
     stats = stats_of(ROUNDS)
-    return Comparison(stats, stats, None, None, spread, True, identical, difference)
+    return Comparison(stats, stats, None, None, speedup, True, identical, difference, logit_gap)
+
+
+def once(speedup: float) -> Spread:
+    """Return the speedup of one run of each side."""
+    return Spread(speedup, speedup, speedup)
 
 
 def cells(html: str) -> dict[str, list[str]]:
@@ -124,34 +129,49 @@ def test_a_share_is_a_percentage(value: float | None, expected: str):
 @pytest.mark.parametrize(
     ("speedup", "words"),
     [
-        pytest.param(1.474, "1.47× faster", id="faster"),
-        pytest.param(1.02, "1.02× faster", id="just faster"),
-        pytest.param(1.015, "1.01× as fast: no difference", id="hardly faster"),
-        pytest.param(1.0, "1.00× as fast: no difference", id="equal"),
-        pytest.param(0.985, "0.98× as fast: no difference", id="hardly slower"),
-        pytest.param(0.82, "0.82× as fast: slower", id="slower"),
+        pytest.param(once(1.474), "1.47× faster", id="faster"),
+        pytest.param(once(1.06), "1.06× faster", id="just faster"),
+        pytest.param(once(1.04), "1.04× as fast: no clear difference", id="hardly faster"),
+        pytest.param(once(1.0), "1.00× as fast: no clear difference", id="equal"),
+        pytest.param(once(0.96), "0.96× as fast: no clear difference", id="hardly slower"),
+        pytest.param(once(0.94), "0.94× as fast: slower", id="just slower"),
+        pytest.param(once(0.82), "0.82× as fast: slower", id="slower"),
+        pytest.param(Spread(1.04, 1.03, 1.05), "1.04× faster", id="always faster"),
+        pytest.param(Spread(1.3, 1.0, 1.4), "1.30× faster", id="never slower"),
+        pytest.param(
+            Spread(1.01, 1.005, 1.03), "1.01× as fast: no clear difference", id="always hardly"
+        ),
+        pytest.param(
+            Spread(1.2, 0.98, 1.4), "1.20× as fast: no clear difference", id="mostly faster"
+        ),
+        pytest.param(
+            Spread(0.8, 0.7, 1.01), "0.80× as fast: no clear difference", id="mostly slower"
+        ),
+        pytest.param(Spread(0.96, 0.95, 0.97), "0.96× as fast: slower", id="always slower"),
     ],
 )
-def test_the_headline_says_how_much_faster_or_slower(speedup: float, words: str):
+def test_the_headline_says_how_much_faster_or_slower(speedup: Spread, words: str):
     assert headline_of(outcome(speedup)) == f"{words}, output identical"
 
 
 def test_the_headline_says_where_the_outputs_part_and_how_close_it_was():
-    difference = FirstDifference(16, 5, 6, logit_gap=0.00123)
-    assert headline_of(outcome(1.5, identical=False, difference=difference)) == (
+    parted = outcome(
+        once(1.5), identical=False, difference=FirstDifference(16, 5, 6), logit_gap=0.00123
+    )
+    assert headline_of(parted) == (
         "1.50× faster, but output differs from token 17, "
-        "where two tokens were 0.0012 apart in logit"
+        "where the two tokens are 0.0012 apart in logit"
     )
 
 
 def test_the_headline_makes_no_gap_up():
-    difference = FirstDifference(0, 5, None, logit_gap=None)
-    headline = headline_of(outcome(1.5, identical=False, difference=difference))
+    difference = FirstDifference(0, 5, None)
+    headline = headline_of(outcome(once(1.5), identical=False, difference=difference))
     assert headline == "1.50× faster, but output differs from token 1"
 
 
 def test_the_headline_of_a_sampled_run_does_not_promise_equal_texts():
-    headline = headline_of(outcome(1.5, identical=None))
+    headline = headline_of(outcome(once(1.5), identical=None))
     assert headline == ("1.50× faster, same distribution (sampled, so the texts may differ)")
 
 
@@ -216,6 +236,67 @@ def test_the_spread_is_that_of_the_repeats():
         settings={"repeats": 2},
     )
     assert "2.00× to 3.00×" in verdict_html(record, whose="your run")
+
+
+# Differently fast repeats, so that their order and the middle of an even number count.
+STEP_S = (1.0, 1.5, 0.75, 2.0)
+
+
+def repeated(num_repeats: int) -> RunRecord:
+    """Return a comparison whose sides have their own order of fast and slow repeats."""
+    return record_of(
+        *(("speculative", plain_run(step_s / 2)) for step_s in STEP_S[:num_repeats]),
+        *(("baseline", plain_run(step_s)) for step_s in reversed(STEP_S[:num_repeats])),
+        settings={"repeats": num_repeats},
+    )
+
+
+def fact(html: str, name: str) -> str:
+    (value,) = re.findall(rf"<dt [^>]*>{name}</dt><dd>(.*?)</dd>", html)
+    return str(value)
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 3, 4])
+def test_the_verdict_and_the_table_give_the_same_numbers(num_repeats: int):
+    record = repeated(num_repeats)
+    verdict, rows = verdict_html(record, whose="your run"), cells(figures_html(record))
+    assert fact(verdict, "Tokens/s") == " against ".join(rows["Tokens per second"])
+    assert fact(verdict, "Time to first token").split(" against ") == [
+        rows["Time to first token"][0].removesuffix(" s"),
+        rows["Time to first token"][1],
+    ]
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 3, 4])
+def test_the_claimed_speedup_is_that_of_the_table(num_repeats: int):
+    record = repeated(num_repeats)
+    ours, theirs = (
+        1000 / float(cell.removesuffix(" ms").replace(",", ""))
+        for cell in cells(figures_html(record))["Time per token"]
+    )
+    comparison = comparison_of(record)
+    assert comparison.speedup is not None
+    assert comparison.speedup.median == pytest.approx(ours / theirs, rel=0.001)
+    assert comparison.speedup.low <= comparison.speedup.median <= comparison.speedup.high
+    assert headline_of(comparison).startswith(f"{ours / theirs:.2f}× ")
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 3, 4])
+def test_a_side_alone_has_the_numbers_of_its_table(num_repeats: int):
+    record = record_of(
+        *(("speculative", plain_run(step_s)) for step_s in STEP_S[:num_repeats]),
+        settings={"repeats": num_repeats},
+    )
+    (speed,) = cells(figures_html(record))["Tokens per second"]
+    said = fact(verdict_html(record, whose="your run"), "Speculative tokens/s")
+    assert said.split(",")[0] == speed
+
+
+@pytest.mark.parametrize("num_events", [1, 3, -1])
+def test_a_repeat_that_was_stopped_does_not_stand_for_the_whole_ones(num_events: int):
+    whole = record_of(("speculative", ROUNDS))
+    stopped = record_of(("speculative", ROUNDS), ("speculative", plain_run(0.01)[:num_events]))
+    assert figures_html(stopped) == figures_html(whole)
 
 
 @pytest.mark.parametrize("side", SIDES)
