@@ -156,8 +156,12 @@ class NoProposer:
 
 @dataclass(slots=True)
 class EchoProposer(NoProposer):
-    """Proposes the end of the context again: any draft, so that a warm-up has one to verify."""
+    """Proposes the end of the context again: any draft, so that a warm-up has one to verify.
+
+    A context that is shorter than the draft is said over and over.
+    """
 
     def propose(self, request: DraftRequest) -> Draft:
-        token_ids = tuple(request.context_token_ids[-request.num_tokens :])
+        end = tuple(request.context_token_ids[-request.num_tokens :])
+        token_ids = (end * request.num_tokens)[-request.num_tokens :]
         return Draft(token_ids, None, (1.0,) * len(token_ids))

@@ -35,7 +35,7 @@ from engines.errors import (
 )
 from engines.events import GenerationEvent
 from engines.generation import generate_events
-from engines.speculative import decode
+from engines.speculative import Round, decode
 from engines.store import EngineStore
 from engines.transformers_backend.model import (
     TransformersModel,
@@ -56,6 +56,7 @@ GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     RuntimeError: GenerationError,  # torch's, out of memory among them
     MemoryError: GenerationError,
 }
+WARM_UP_ROUNDS = 2
 # What a checkpoint may set to change its own output; both sides of a comparison ignore it alike.
 # With the values that change nothing.
 IGNORED_SETTINGS = {
@@ -140,22 +141,16 @@ class TransformersEngine(Engine):
         return token_ids
 
     def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
-        if request.draft_kind not in self.draft_kinds:
-            raise ValueError(
-                f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
-                f"use one of {', '.join(self.draft_kinds)}"
-            )
-        self._check_ids(request.prompt_token_ids)
-        if self.target_model is None:
-            raise GenerationError("the engine is closed; load it again")
+        self._check_request(request)
         return self._generate(request)
 
     def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+        self._check_request(request)
         # The prompt's last chunk, then passes that verify as many drafts as the request will.
         short = replace(
             request,
             prompt_token_ids=request.prompt_token_ids[-PREFILL_CHUNK_TOKENS:],
-            max_new_tokens=request.num_draft_tokens + 2,
+            max_new_tokens=WARM_UP_ROUNDS * (request.num_draft_tokens + 1),
         )
         proposer = self._proposer(request.draft_kind)
         if request.draft_kind == "prompt_lookup":  # it may find nothing
@@ -168,8 +163,12 @@ class TransformersEngine(Engine):
             context_length=self._info.context_length,
         )
         with closing(passes), translate_errors("warming up failed", GENERATION_ERRORS):
-            for _ in passes:
+            num_rounds = 0
+            for item in passes:
                 yield
+                num_rounds += isinstance(item, Round)
+                if num_rounds == WARM_UP_ROUNDS:
+                    break
 
     def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
         model = TransformersModel(self.target_model, vocab_size=self._vocab_size)
@@ -210,6 +209,16 @@ class TransformersEngine(Engine):
                 return PromptLookupProposer()
             case "none":
                 return NoProposer()
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        if self.target_model is None:
+            raise GenerationError("the engine is closed; load it again")
+        if request.draft_kind not in self.draft_kinds:
+            raise ValueError(
+                f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
+                f"use one of {', '.join(self.draft_kinds)}"
+            )
+        self._check_ids(request.prompt_token_ids)
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> None:
         unknown = next((id_ for id_ in token_ids if not 0 <= id_ < self._vocab_size), None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from tokenizers import pre_tokenizers
 from transformers import MambaConfig, MambaForCausalLM
 
 from engines.base import Engine
-from engines.config import EngineConfig, GenerationRequest, SamplingParams
+from engines.benchmark import WarmUp, run
+from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
+from engines.drafting import PREFILL_CHUNK_TOKENS
 from engines.errors import (
     BackendUnavailableError,
     EngineBuildError,
@@ -32,6 +36,7 @@ from engines.events import Step
 from engines.stats import GenerationStats, stats_of
 from engines.store import EngineStore
 from engines.transformers_backend.backend import TransformersBackend
+from engines.transformers_backend.engine import TransformersEngine
 from engines.transformers_backend.tokenizer import load_gguf_tokenizer
 from tests.engines.conftest import largest_file
 
@@ -581,6 +586,156 @@ def test_an_engine_is_usable_after_it_ran_out_of_memory(tiny_engine: Engine):
         generate(tiny_engine)
 
     assert generate(tiny_engine).output_token_ids == expected
+
+
+# -- warming up
+
+
+def engine_of(engine: Engine) -> TransformersEngine:
+    assert isinstance(engine, TransformersEngine)
+    return engine
+
+
+@contextmanager
+def passes_of(model: torch.nn.Module) -> Iterator[list[int]]:
+    """Collect how many tokens each pass of a model reads."""
+    lengths: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda module, inputs: lengths.append(inputs[0].shape[1])
+    )
+    try:
+        yield lengths
+    finally:
+        hook.remove()
+
+
+def request_of(engine: Engine, kind: DraftKind, num_draft_tokens: int) -> GenerationRequest:
+    token_ids = engine.encode(PROMPT, chat_template=False)
+    return GenerationRequest(token_ids, kind, num_draft_tokens)
+
+
+@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
+def test_between_two_signs_of_a_warm_up_lies_one_pass(tiny_engine: Engine, kind: DraftKind):
+    items = run(tiny_engine, request_of(tiny_engine, kind, 4), baseline=True)
+
+    with passes_of(engine_of(tiny_engine).target_model) as passes:
+        for _ in takewhile(lambda item: isinstance(item, WarmUp), items):
+            assert len(passes) <= 1
+            passes.clear()
+    items.close()
+
+
+@pytest.mark.parametrize("num_items", range(1, 7))  # a prompt and two rounds, on both sides
+def test_a_run_that_is_closed_while_it_warms_up_makes_no_further_pass(
+    tiny_engine: Engine, num_items: int
+):
+    items = run(tiny_engine, request_of(tiny_engine, "model", 4), baseline=True)
+
+    with passes_of(engine_of(tiny_engine).target_model) as passes:
+        begun = list(islice(items, num_items))
+        num_passes = len(passes)
+        items.close()
+
+    assert all(isinstance(item, WarmUp) for item in begun)
+    assert len(passes) == num_passes <= num_items
+    assert generate(tiny_engine).num_output_tokens == 8
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4, 32])
+@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
+@pytest.mark.parametrize("prompt", [PROMPT, "a"])
+def test_a_warm_up_verifies_as_many_drafts_as_the_request(
+    tiny_engine: Engine, prompt: str, kind: DraftKind, num_draft_tokens: int
+):
+    token_ids = tiny_engine.encode(prompt, chat_template=False)
+    request = GenerationRequest(token_ids, kind, num_draft_tokens)
+    with passes_of(engine_of(tiny_engine).target_model) as passes:
+        list(tiny_engine.warm_up(request))
+
+    rounds = passes[1:] if len(token_ids) > 1 else passes  # the first reads the prompt
+    assert max(rounds) == num_draft_tokens + 1
+
+
+@pytest.mark.parametrize(("kind", "is_run"), [("model", True), ("prompt_lookup", False)])
+def test_a_warm_up_runs_the_draft_model_where_the_request_does(
+    tiny_engine: Engine, kind: DraftKind, is_run: bool
+):
+    with passes_of(engine_of(tiny_engine).draft_model) as passes:
+        list(tiny_engine.warm_up(request_of(tiny_engine, kind, 4)))
+
+    prompt, *drafts = passes or [0]
+    assert (prompt == len(PROMPT) - 1) == is_run
+    assert (len(drafts) >= 4) == is_run
+    assert set(drafts) <= {1, 2}  # behind a draft that was kept whole, two tokens are unread
+
+
+def test_a_warm_up_of_plain_decoding_reads_token_by_token(tiny_engine: Engine):
+    with passes_of(engine_of(tiny_engine).target_model) as passes:
+        list(tiny_engine.warm_up(request_of(tiny_engine, "model", 4).plain()))
+
+    assert passes == [len(PROMPT) - 1, 1, 1]
+
+
+def test_a_warm_up_reads_no_more_than_a_chunk_of_a_long_prompt(tiny_engine: Engine):
+    token_ids = tiny_engine.encode("a" * 500, chat_template=False)
+    with passes_of(engine_of(tiny_engine).target_model) as passes:
+        list(tiny_engine.warm_up(GenerationRequest(token_ids)))
+
+    assert sum(passes) <= PREFILL_CHUNK_TOKENS + 1
+
+
+@pytest.mark.parametrize("kind", ["prompt_lookup", "none"])
+def test_a_warm_up_ends_where_the_context_does(
+    backend: TransformersBackend, copy: Path, kind: DraftKind
+):
+    edit_config(max_position_embeddings=len(PROMPT) + 1)(copy)
+    with backend.load(EngineConfig(target=str(copy))) as engine:
+        request = request_of(engine, kind, 0 if kind == "none" else 4)
+        with passes_of(engine_of(engine).target_model) as passes:
+            list(engine.warm_up(request))
+
+    assert passes == [len(PROMPT) - 1, 1]
+
+
+def test_a_warm_up_that_runs_out_of_memory_is_told(tiny_engine: Engine):
+    def run_out(module: torch.nn.Module, inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory left")
+
+    with (
+        torch.nn.modules.module.register_module_forward_pre_hook(run_out),
+        pytest.raises(GenerationError, match=r"^warming up failed: no memory left$"),
+    ):
+        list(tiny_engine.warm_up(request_of(tiny_engine, "model", 4)))
+
+
+def test_a_warm_up_refuses_what_generating_refuses(backend: TransformersBackend, tiny_target: Path):
+    engine = backend.load(EngineConfig(target=str(tiny_target)))
+    drafting, plain = request_of(engine, "model", 4), request_of(engine, "none", 0)
+    with pytest.raises(ValueError, match="no draft model is loaded"):
+        list(engine.warm_up(drafting))
+    engine.close()
+
+    with pytest.raises(GenerationError, match="the engine is closed; load it again"):
+        list(engine.warm_up(plain))
+
+
+# -- comparing two tokens
+
+
+@pytest.mark.parametrize("text", ["a", PROMPT, "one two " * 60], ids=["token", "words", "chunks"])
+def test_the_gap_between_two_tokens_is_that_of_the_targets_logits(tiny_engine: Engine, text: str):
+    token_ids = tiny_engine.encode(text, chat_template=False)
+    with torch.inference_mode():
+        logits = engine_of(tiny_engine).target_model(torch.tensor([token_ids])).logits[0, -1]
+    first, second = logits[:NUM_TOKENS].topk(2).indices.tolist()
+    expected = float(logits[first] - logits[second])
+
+    assert expected > 0
+    assert tiny_engine.logit_gap(token_ids, first, second) == pytest.approx(expected, abs=1e-4)
+    assert tiny_engine.logit_gap(token_ids, second, first) == pytest.approx(-expected, abs=1e-4)
+
+
+# -- the end
 
 
 def test_a_closed_engine_says_so(backend: TransformersBackend, tiny_target: Path):

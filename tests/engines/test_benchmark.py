@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 import pytest
+from hypothesis import given, strategies as st
 
 from engines.base import WARM_UP_TOKENS, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
     Comparison,
+    Parted,
     RunEvent,
     RunRecord,
+    WarmUp,
     comparison_of,
     run,
     settings_of,
@@ -38,10 +41,28 @@ INFO = EngineInfo(
 class ScriptedEngine(Engine):
     """Counts from 0 and keeps the requests it got. Each run takes the next of its step times."""
 
-    def __init__(self, step_s: Sequence[float] = (), *, wrong_at: int | None = None) -> None:
+    def __init__(
+        self,
+        step_s: Sequence[float] = (),
+        *,
+        wrong_at: int | None = None,
+        num_drafted_steps: int | None = None,
+        gap: float | None = None,
+    ) -> None:
+        """Make an engine.
+
+        Args:
+            step_s: The step times of each run that is measured.
+            wrong_at: Where the drafted output has another token.
+            num_drafted_steps: When the drafted output ends, if before the limit.
+            gap: How far apart any two tokens are; None where it cannot say.
+        """
         self.requests: list[GenerationRequest] = []
+        self.gaps_asked_for: list[tuple[tuple[int, ...], int, int]] = []
         self._step_s = iter(step_s)
-        self._wrong_at = wrong_at  # where the drafted output has another token
+        self._wrong_at = wrong_at
+        self._num_drafted_steps = num_drafted_steps
+        self._gap = gap
 
     @property
     def info(self) -> EngineInfo:
@@ -61,7 +82,10 @@ class ScriptedEngine(Engine):
         elapsed_s = 3.0  # of prefill
         yield Prefill(len(request.prompt_token_ids), len(request.prompt_token_ids) - 1, elapsed_s)
         length = request.num_draft_tokens + 1
-        for start in range(0, request.max_new_tokens, length):
+        starts = range(0, request.max_new_tokens, length)
+        if request.draft_kind != "none":
+            starts = starts[: self._num_drafted_steps]
+        for start in starts:
             elapsed_s += step_s
             yield Step(
                 tokens=tuple(self._token(id_, request) for id_ in range(start, start + length)),
@@ -72,6 +96,10 @@ class ScriptedEngine(Engine):
                 elapsed_s=elapsed_s,
             )
         yield Finish("length", elapsed_s)
+
+    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
+        self.gaps_asked_for.append((tuple(token_ids), first, second))
+        return self._gap
 
     def close(self) -> None:
         pass
@@ -87,9 +115,14 @@ def record_of(
     record = RunRecord(
         "a prompt", settings_of(engine, request, chat_template=False, repeats=repeats)
     )
-    for run_event in run(engine, request, baseline=True, repeats=repeats):
-        record.apply(run_event)
+    for item in run(engine, request, baseline=True, repeats=repeats):
+        record.apply(item)
     return record
+
+
+def run_events_of(engine: Engine, *, baseline: bool, repeats: int = 1) -> Iterator[RunEvent]:
+    items = run(engine, REQUEST, baseline=baseline, repeats=repeats)
+    return (item for item in items if isinstance(item, RunEvent))
 
 
 def compared(
@@ -125,8 +158,15 @@ def test_the_warm_up_is_not_recorded():
     assert record.stats("speculative")[0].decode_s == 2  # two steps of a second, none of 50
 
 
+def test_the_warm_ups_of_both_sides_come_first_and_say_so():
+    items = list(run(ScriptedEngine(), REQUEST, baseline=True))
+    warm_ups = [item for item in items if isinstance(item, WarmUp)]
+    assert list(dict.fromkeys(warm_ups)) == [WarmUp("speculative"), WarmUp("baseline")]
+    assert items[: len(warm_ups)] == warm_ups
+
+
 def test_the_order_alternates_from_repeat_to_repeat():
-    run_events = list(run(ScriptedEngine(), REQUEST, baseline=True, repeats=3))
+    run_events = run_events_of(ScriptedEngine(), baseline=True, repeats=3)
     assert list(dict.fromkeys((item.side, item.repeat) for item in run_events)) == [
         ("speculative", 0),
         ("baseline", 0),
@@ -139,8 +179,10 @@ def test_the_order_alternates_from_repeat_to_repeat():
 
 def test_without_a_baseline_the_request_is_run_alone_and_at_once():
     engine = ScriptedEngine()
-    run_events = list(run(engine, REQUEST, baseline=False))
-    assert {item.side for item in run_events} == {"speculative"}
+    items = list(run(engine, REQUEST, baseline=False))
+    assert {(type(item), getattr(item, "side", None)) for item in items} == {
+        (RunEvent, "speculative")
+    }
     assert engine.requests == [REQUEST]
 
 
@@ -172,6 +214,41 @@ def test_repeats_give_the_ratio_of_medians_and_the_range_of_ratios():
     assert comparison.speculative.decode_s == 4
 
 
+@pytest.mark.parametrize(
+    ("step_s", "expected"),
+    [
+        ([2, 1], 2),
+        ([1, 1, 2, 2], 2 / 0.5),  # of two repeats the slower: 4 and 2 against 1 and 1/2
+        ([1, 1, 2, 2, 4, 1], 2),
+        ([1, 1, 4, 2, 4, 8, 2, 8], 1 / 0.25),
+    ],
+    ids=["one", "two", "three", "four"],
+)
+def test_the_repeat_that_is_shown_has_the_speed_that_is_told(step_s, expected):
+    comparison = compared(ScriptedEngine(step_s), repeats=len(step_s) // 2)
+    speculative, baseline = comparison.speculative, comparison.baseline
+    assert comparison.speculative_tokens_per_second is not None
+    assert comparison.baseline_tokens_per_second is not None
+    assert comparison.speedup is not None
+    assert speculative.tokens_per_second == comparison.speculative_tokens_per_second.median
+    assert baseline.tokens_per_second == comparison.baseline_tokens_per_second.median
+    assert comparison.speedup.median == expected
+
+
+STEP_TIMES_S = st.floats(1e-6, 1e3)
+
+
+@given(st.lists(st.tuples(STEP_TIMES_S, STEP_TIMES_S), min_size=1, max_size=MAX_REPEATS))
+def test_the_speedup_lies_within_its_range_and_fits_the_speeds(step_s):
+    comparison = compared(ScriptedEngine([s for pair in step_s for s in pair]), repeats=len(step_s))
+    speculative, baseline = comparison.speculative, comparison.baseline
+    assert comparison.speedup is not None
+    assert comparison.speedup.low <= comparison.speedup.median <= comparison.speedup.high
+    assert speculative.tokens_per_second is not None
+    assert baseline.tokens_per_second is not None
+    assert comparison.speedup.median == speculative.tokens_per_second / baseline.tokens_per_second
+
+
 def test_equal_outputs_are_identical():
     comparison = compared(ScriptedEngine())
     assert comparison.identical is True
@@ -181,7 +258,59 @@ def test_equal_outputs_are_identical():
 def test_outputs_that_part_are_not_identical():
     comparison = compared(ScriptedEngine(wrong_at=5))
     assert comparison.identical is False
-    assert comparison.difference == FirstDifference(5, 99, 5, 0.0)
+    assert comparison.difference == FirstDifference(5, 99, 5)
+
+
+def test_the_gap_is_the_engines_and_not_that_of_the_reported_probabilities():
+    # Each side reports 1/2 for the token it chose, as if the two were tied.
+    record = record_of(ScriptedEngine(wrong_at=5, gap=2.2))
+    assert comparison_of(record).logit_gap == 2.2
+    assert record.to_dict()["first_difference"] == {
+        "position": 5,
+        "speculative_token_id": 99,
+        "baseline_token_id": 5,
+        "logit_gap": 2.2,
+    }
+
+
+def test_the_gap_is_that_behind_the_text_both_sides_share():
+    engine = ScriptedEngine(wrong_at=2, gap=2.2)
+    compared(engine, repeats=3)
+    assert engine.gaps_asked_for == [((*REQUEST.prompt_token_ids, 0, 1), 2, 99)]
+
+
+def test_an_output_that_ends_early_has_no_gap():
+    engine = ScriptedEngine(num_drafted_steps=1, gap=2.2)
+    comparison = compared(engine)
+    assert comparison.difference == FirstDifference(4, None, 4)
+    assert comparison.logit_gap is None
+    assert engine.gaps_asked_for == []
+
+
+def test_a_back_end_that_cannot_tell_a_gap_reports_none():
+    comparison = compared(ScriptedEngine(wrong_at=5))
+    assert comparison.difference is not None
+    assert comparison.logit_gap is None
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "baseline", "temperature", "repeats", "expected"),
+    [
+        (5, True, 0, 1, [Parted(2.2)]),
+        (5, True, 0, 3, [Parted(2.2)]),
+        (None, True, 0, 3, []),
+        (5, True, 1, 3, []),
+        (5, False, 0, 3, []),
+    ],
+    ids=["one repeat", "three repeats", "equal outputs", "sampled", "no baseline"],
+)
+def test_outputs_part_once_and_only_where_they_should_be_equal(
+    wrong_at, baseline, temperature, repeats, expected
+):
+    request = replace(REQUEST, sampling=SamplingParams(temperature))
+    engine = ScriptedEngine(wrong_at=wrong_at, gap=2.2)
+    items = run(engine, request, baseline=baseline, repeats=repeats)
+    assert [item for item in items if isinstance(item, Parted)] == expected
 
 
 def test_sampled_outputs_are_not_compared():
@@ -194,7 +323,7 @@ def test_sampled_outputs_are_not_compared():
 def test_a_cancelled_run_claims_nothing():
     record = RunRecord("a prompt", {"temperature": 0.0})
     num_speculative_events = 4  # Prefill, two steps, Finish
-    run_events = run(ScriptedEngine(), REQUEST, baseline=True)
+    run_events = run_events_of(ScriptedEngine(), baseline=True)
     for run_event in islice(run_events, num_speculative_events + 3):
         record.apply(run_event)
     comparison = comparison_of(record)
@@ -214,10 +343,10 @@ def test_a_record_of_both_sides_is_told_as_a_comparison():
     assert (figures["prompt"], figures["effective_settings"]["seed"]) == ("a prompt", 0)
 
 
-def test_a_record_of_one_side_is_told_as_its_last_repeat():
+def test_a_record_of_one_side_is_told_as_its_typical_repeat():
     record = RunRecord("a prompt", {})
-    for run_event in run(ScriptedEngine([1, 2]), REQUEST, baseline=False, repeats=2):
-        record.apply(run_event)
+    for item in run(ScriptedEngine([1, 2, 4]), REQUEST, baseline=False, repeats=3):
+        record.apply(item)
     figures = record.to_dict()
     assert figures["decode_s"] == 4
     assert figures["environment"] == record.environment
@@ -229,6 +358,13 @@ def test_a_record_of_nothing_has_no_figures():
         "effective_settings": {},
         "environment": {},
     }
+
+
+def test_a_record_keeps_nothing_of_a_warm_up_and_the_gap_of_parted_outputs():
+    record = RunRecord("a prompt", {})
+    record.apply(WarmUp("baseline"))
+    record.apply(Parted(2.2))
+    assert (record.runs, record.logit_gap) == ({}, 2.2)
 
 
 def test_a_record_keeps_events_by_side_and_repeat():

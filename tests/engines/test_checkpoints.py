@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engines.checkpoints import built_path, bundled_key, gguf_key, hash_file, parse_reference
+from engines.checkpoints import (
+    Reference,
+    built_path,
+    bundled_key,
+    gguf_key,
+    hash_file,
+    parse_reference,
+)
 from engines.errors import ModelLoadError, ModelNotBuiltError
 from engines.store import EngineStore
 
@@ -147,6 +157,52 @@ def test_the_key_of_a_gguf_file_is_that_of_its_content(gguf: Path):
     gguf.write_bytes(b"GGUG")
 
     assert gguf_key(parse_reference(str(gguf))) != before
+
+
+@pytest.fixture
+def hashes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One entry for every hash that is begun."""
+    begun: list[object] = []
+    sha256 = hashlib.sha256
+
+    def counted(data: bytes = b"") -> object:
+        begun.append(data)
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    return begun
+
+
+def hashes_of_key(reference: Reference, hashes: list[object]) -> int:
+    """Return how many hashes one more key takes."""
+    before = len(hashes)
+    gguf_key(reference)
+    return len(hashes) - before
+
+
+def test_an_unchanged_gguf_file_is_read_once(gguf: Path, hashes: list[object]):
+    reference = parse_reference(str(gguf))
+    first, *later = (hashes_of_key(reference, hashes) for _ in range(3))
+
+    assert later == [first - 1] * 2  # the key itself is a hash of a few facts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"GGUF, longer"),
+        lambda path: os.utime(path, ns=(0, 0)),
+    ],
+    ids=["size", "time"],
+)
+def test_a_changed_gguf_file_is_read_again(
+    gguf: Path, hashes: list[object], change: Callable[[Path], object]
+):
+    reference = parse_reference(str(gguf))
+    first = hashes_of_key(reference, hashes)
+    change(gguf)
+
+    assert hashes_of_key(reference, hashes) == first
 
 
 def test_a_gguf_file_that_cannot_be_read_is_told(tmp_path: Path, store: EngineStore):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.child import child_lines, own_module
+from engines.child import PROJECT_ROOT, child_lines, own_module
 from engines.errors import EngineBuildError
 
 ENDS_WITHIN_S = 10
@@ -122,6 +123,69 @@ def test_what_a_finished_child_left_running_is_killed():
     (line,) = lines_of(script)
 
     assert ends(int(line))
+
+
+PROGRAM = """
+import signal, sys, threading
+from engines.child import child_lines
+
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+begun = threading.Event()
+
+def watch():
+    for line in child_lines([sys.executable, "-c", CHILD], action="working"):
+        if line is not None:
+            print(line, flush=True)
+            begun.set()
+
+threading.Thread(target=watch, daemon=True).start()
+begun.wait()
+"""
+
+
+def pid_of_child(program: subprocess.Popen[str]) -> int:
+    assert program.stdout is not None
+    return int(program.stdout.readline())
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+        ("raise ValueError", 1),
+    ],
+    ids=["its last line", "an exit", "an interrupt", "a signal", "an error"],
+)
+def test_a_program_that_ends_leaves_no_child_behind(ending: str, exit_code: int):
+    with subprocess.Popen(
+        python(PROGRAM + ending),
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        pid = pid_of_child(program)
+        program.communicate(timeout=60)
+
+    assert program.returncode == exit_code
+    assert ends(pid)
+
+
+def test_a_generator_that_is_never_closed_leaves_no_child_behind():
+    script = PROGRAM.replace("threading.Thread(target=watch, daemon=True).start()", "").replace(
+        "begun.wait()",
+        "lines = child_lines([sys.executable, '-c', CHILD], action='working')\n"
+        "print(next(line for line in lines if line is not None), flush=True)",
+    )
+    result = subprocess.run(
+        python(script), cwd=PROJECT_ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert result.stderr == ""
+    assert ends(int(result.stdout))
 
 
 def test_our_own_modules_run_from_any_folder(tmp_path: Path):

@@ -191,15 +191,6 @@ def test_a_recorded_run_replays_as_the_same_run(cli: Cli, tiny_target: Path, tmp
     assert last_json(replayed) == last_json(out)
 
 
-def test_the_replay_back_end_runs_a_recording(cli: Cli, recording: Path):
-    code, out, _ = cli(
-        "run", "--backend", "replay", "--target", recording, "--prompt", "x", "--json"
-    )
-
-    assert code == 0
-    assert last_json(out)["output_token_ids"] == [5, 7]
-
-
 # -- the other commands
 
 
@@ -245,7 +236,7 @@ def test_the_doctor_tells_people_and_programs(cli: Cli, store: EngineStore):
     assert code == 0
     assert "back end transformers: usable (torch " in out
     assert f"engine store {store.root}: 0 built" in out
-    assert last_json(as_json)["backends"]["replay"]["usable"] is True
+    assert last_json(as_json)["backends"]["transformers"]["usable"] is True
 
 
 # -- bad input
@@ -268,6 +259,9 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
     (["run", "--prompt", "hi", "--target", "MISSING.gguf"], 1, ["MISSING.gguf", "name a folder"]),
     (["run", "--prompt", "hi", "--target", " "], 2, ["target is ' '", "name a model"]),
     (["run", "--prompt", "hi", "--backend", "abacus"], 2, ["'abacus'", "transformers"]),
+    (["run", "--prompt", "hi", "--backend", "replay"], 2, ["'replay'", "transformers"]),
+    (["run", "--backend", "replay", "--target", "x.jsonl", "--prompt", "hi"], 2, ["'replay'"]),
+    (["build", "--backend", "replay"], 2, ["'replay'", "transformers"]),
     (["run", "--prompt", "", "--target", "TINY"], 2, ["the prompt is empty", "type some text"]),
     (["run", "--prompt", " \n", "--target", "TINY"], 2, ["the prompt is empty"]),
     (["run", "--prompt", "a\udcff", "--target", "TINY"], 2, ["at character 1", "UTF-8"]),
@@ -275,12 +269,18 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
     (["run", "--prompt-file", "/none.txt"], 2, ["'/none.txt'", "No such file"]),
     (["run", "--prompt-file", "/"], 2, ["'/'", "Is a directory"]),
     (["run", "--prompt-file", "LATIN1"], 2, ["latin1.txt", "can't decode"]),
+    (
+        ["run", "--prompt-file", "EMOJI", "--target", "TINY"],
+        2,
+        ["100,002 tokens", "the context holds 512", "shorten the prompt"],
+    ),
     (run_with("--num-draft-tokens", "0"), 2, ["num_draft_tokens is 0", "use 1 to 32"]),
     (run_with("--num-draft-tokens", "-1"), 2, ["num_draft_tokens is -1", "use 1 to 32"]),
     (run_with("--num-draft-tokens", "1000"), 2, ["num_draft_tokens is 1000", "use 1 to 32"]),
     (run_with("--num-draft-tokens", "x"), 2, ["num_draft_tokens is 'x'", "use 1 to 32"]),
     (run_with("--draft-kind", "none", "--num-draft-tokens", "3"), 2, ["is 3", "use 0"]),
     (run_with("--draft-kind", "model"), 2, ["no draft model is loaded", "prompt_lookup"]),
+    (run_with("--draft-kind", "model", "--baseline"), 2, ["no draft model is loaded"]),
     (run_with("--draft-kind", "luck"), 2, ["'luck'", "prompt_lookup"]),
     (run_with("--draft", "/none"), 1, ["'/none'", "name a folder"]),
     (run_with("--temperature", "nan"), 2, ["temperature is nan", "use 0 (greedy) to 10"]),
@@ -289,12 +289,11 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
     (run_with("--top-p", "0"), 2, ["top_p is 0", "use more than 0"]),
     (run_with("--top-k", "1.5"), 2, ["top_k is '1.5'", "whole number"]),
     (run_with("--seed", "-1"), 2, ["seed is -1", "from 0"]),
-    (run_with("--max-new-tokens", "0"), 2, ["max_new_tokens is 0", "use 1 or more"]),
+    (run_with("--max-new-tokens", "0"), 2, ["max_new_tokens is 0", "use a whole number from 1"]),
     (run_with("--repeats", "0"), 2, ["0", "choose from 1, 2"]),
     (run_with("--repeats", "often"), 2, ["repeats is 'often'", "use 1 to 9"]),
     (run_with("--record", "/none/run.jsonl"), 1, ["'/none/run.jsonl'", "make it first"]),
     (run_with("--record", "/"), 1, ["'/'", "is not a file"]),
-    (["run", "--prompt", "hi", "--backend", "replay"], 1, ["'bundled'", "No such file"]),
     (["replay", "/none.jsonl"], 1, ["'/none.jsonl'", "No such file"]),
     (["replay", "LATIN1"], 1, ["latin1.txt", "can't decode"]),
     (["replay", "BROKEN/config.json"], 1, ["config.json", "line 1 is not JSON"]),
@@ -321,7 +320,9 @@ def test_bad_input_ends_in_one_sentence_and_its_exit_code(
     broken.mkdir()
     (broken / "config.json").write_text("{")
     latin1.write_bytes("é".encode("latin-1"))
-    places = {"TINY": tiny_target, "BROKEN": broken, "LATIN1": latin1}
+    emoji = tmp_path / "emoji.txt"
+    emoji.write_text("🙂" * 25_000, encoding="utf-8")  # 100 kB
+    places = {"TINY": tiny_target, "BROKEN": broken, "LATIN1": latin1, "EMOJI": emoji}
     for name, path in places.items():
         args = [arg.replace(name, str(path)) for arg in args]
 

@@ -40,8 +40,8 @@ def replay_engine(tiny_engine: Engine) -> ReplayEngine:
     """Replays what the transformers back end made of the request above."""
     request = request_of(tiny_engine)
     record = RunRecord(PROMPT, settings_of(tiny_engine, request, chat_template=False))
-    for event in run(tiny_engine, request, baseline=True):
-        record.apply(event)
+    for item in run(tiny_engine, request, baseline=True):
+        record.apply(item)
     return ReplayEngine(record, speed=None)
 
 
@@ -164,6 +164,14 @@ def test_a_closed_generation_ends_and_the_next_one_is_whole(engine: Engine):
 
     assert list(generation) == []
     assert ids_of(engine) == whole
+
+
+def test_a_warm_up_changes_no_output(engine: Engine):
+    before = ids_of(engine)
+    for kind in engine.draft_kinds:
+        assert all(item is None for item in engine.warm_up(request_of(engine, kind)))
+
+    assert ids_of(engine) == before
 
 
 def test_one_prompt_has_one_encoding(engine: Engine):

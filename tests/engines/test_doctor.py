@@ -27,7 +27,7 @@ def bundled_state(store: EngineStore) -> str:
 def test_the_report_can_be_printed_as_json(store: EngineStore):
     report = json.loads(json.dumps(doctor(store)))
 
-    assert set(report["backends"]) == {"transformers", "replay"}
+    assert set(report["backends"]) == {"transformers"}
     assert all(backend["usable"] for backend in report["backends"].values())
     assert report["memory_available_bytes"] > 0
     assert report["store"]["folder"] == str(store.root)

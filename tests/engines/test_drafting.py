@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from engines.config import SamplingParams
-from engines.drafting import Draft, DraftRequest, ModelProposer, NoProposer, PromptLookupProposer
+from engines.drafting import (
+    Draft,
+    DraftRequest,
+    EchoProposer,
+    ModelProposer,
+    NoProposer,
+    PromptLookupProposer,
+)
 from engines.sampling import draw, softmax, to_probs
 from tests.conftest import TableModel
 
@@ -107,3 +114,12 @@ def test_prompt_lookup_is_certain_of_what_it_proposes():
 
 def test_no_proposer_proposes_nothing():
     assert NoProposer().propose(DraftRequest(CONTEXT, 4, SAMPLED, Random(0))) == Draft()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, (4,)), (3, (3, 1, 4)), (5, (1, 4, 3, 1, 4))]
+)
+def test_an_echo_is_as_long_as_asked_for(num_tokens, expected):
+    draft = EchoProposer().propose(DraftRequest(CONTEXT, num_tokens, GREEDY, Random(0)))
+    assert draft.token_ids == expected
+    assert draft.reported_probs == (1.0,) * num_tokens

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
 
 from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import ModelProposer, NoProposer
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token
 from engines.generation import Stopwatch, Vocabulary, generate_events
-from tests.conftest import VOCAB_SIZE, TableModel
+from engines.stats import stats_of
+from tests.conftest import STOP_ID, VOCAB_SIZE, TableModel
+from tests.engines.test_speculative import (
+    READ_ON,
+    THOROUGH,
+    Scenario,
+    models_of,
+    scenarios,
+)
 
 PROMPT_TOKEN_ID = 0  # the letter a
 
@@ -316,3 +326,95 @@ def test_the_time_of_a_step_is_split_into_drafting_and_verifying(letters: Vocabu
     draft = TimedModel(model_saying("abcdefg"), clock, pass_s=1)
     (step,) = steps_of(generate(target, draft, letters, max_new_tokens=5))
     assert (step.draft_s, step.target_s, step.elapsed_s) == (4, 10, 14)
+
+
+# -- whatever is asked for
+
+# Letters, halves and quarters of characters, and the name of a control token.
+PIECES = (b"a", b" b", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x99\x82", b"\xe3\x81\x82", b"</s>")
+
+
+def joined(token_ids: Sequence[int]) -> str:
+    return b"".join(PIECES[id_] for id_ in token_ids).decode(errors="replace")
+
+
+def events_of(scenario: Scenario) -> Iterator[GenerationEvent]:
+    target, _, proposer = models_of(scenario)
+    vocabulary = Vocabulary(
+        joined,
+        stop_token_ids=scenario.stop_token_ids,
+        control_token_ids=frozenset({STOP_ID}),
+    )
+    return generate_events(
+        target, proposer, scenario.request, vocabulary, context_length=scenario.context_length
+    )
+
+
+def origins_of(*steps: Step) -> Counter[str]:
+    return Counter(token.origin for step in steps for token in (*step.tokens, *step.rejected))
+
+
+@THOROUGH
+@given(scenarios())
+@example(READ_ON)
+def test_every_drafted_token_is_counted_once(scenario: Scenario):
+    events = list(events_of(scenario))
+    steps = steps_of(iter(events))
+    for some in [*([step] for step in steps), steps]:
+        origins = origins_of(*some)
+        dropped = origins["rejected"] + origins["unverified"] + origins["discarded"]
+        assert sum(step.num_draft_tokens for step in some) == origins["accepted"] + dropped
+    stats = stats_of(events)
+    assert stats.num_accepted_tokens == origins_of(*steps)["accepted"]
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+
+
+@THOROUGH
+@given(scenarios())
+@example(READ_ON)
+def test_every_output_token_has_one_origin(scenario: Scenario):
+    events = list(events_of(scenario))
+    origins = origins_of(*steps_of(iter(events)))
+    assert stats_of(events).num_output_tokens == sum(origins[kind] for kind in OUTPUT_ORIGINS)
+    assert stats_of(events).num_output_tokens <= scenario.request.max_new_tokens
+
+
+@THOROUGH
+@given(scenarios())
+@example(READ_ON)
+def test_a_step_has_at_most_one_verdict_against_its_draft(scenario: Scenario):
+    for step in steps_of(events_of(scenario)):
+        origins = origins_of(step)
+        assert origins["recovered"] == origins["rejected"] <= 1
+        assert origins["recovered"] + origins["bonus"] + origins["target"] <= 1
+        assert (origins["target"] == 1) == (step.num_draft_tokens == 0)
+
+
+@THOROUGH
+@given(scenarios())
+@example(READ_ON)
+def test_the_texts_joined_are_the_output_decoded_without_control_tokens(scenario: Scenario):
+    stats = stats_of(events_of(scenario))
+    assert stats.text == joined([id_ for id_ in stats.output_token_ids if id_ != STOP_ID])
+
+
+@THOROUGH
+@given(scenarios())
+@example(READ_ON)
+def test_the_end_says_why_and_comes_once_and_last(scenario: Scenario):
+    *events, last = events_of(scenario)
+    stats = stats_of(events)
+    is_stopped = stats.output_token_ids[-1] in scenario.stop_token_ids
+    assert isinstance(last, Finish)
+    assert not any(isinstance(event, Finish) for event in events)
+    assert last.reason == ("stop" if is_stopped else "length")
+    assert is_stopped or stats.num_output_tokens == scenario.max_output_tokens
+
+
+@THOROUGH
+@given(scenarios(), st.integers(0, 20))
+def test_what_is_stopped_early_is_the_beginning_of_the_whole(scenario: Scenario, num_events: int):
+    begun = list(islice(events_of(scenario), num_events))
+    whole = list(events_of(scenario))
+    assert origins_of(*steps_of(iter(begun))) <= origins_of(*steps_of(iter(whole)))
+    assert any(isinstance(event, Finish) for event in begun) == (num_events >= len(whole))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_a_run_without_events_is_a_recording(tmp_path: Path):
     assert read_recording(tmp_path / "run.jsonl") == record
 
 
+@pytest.mark.parametrize("logit_gap", [None, 0.0, 1 / 3, -2.5])
+def test_the_gap_between_two_outputs_is_read_back_exactly(tmp_path: Path, logit_gap: float | None):
+    record = replace(make_record(), logit_gap=logit_gap)
+    write_recording(record, tmp_path / "run.jsonl")
+
+    assert read_recording(tmp_path / "run.jsonl") == record
+
+
+def test_a_recording_without_a_gap_is_read(tmp_path: Path):
+    header, *events = lines_of(make_record())
+    lines = map(json.dumps, [without(header, "logit_gap"), *events])
+
+    assert read_lines(tmp_path, *lines) == make_record()
+
+
 def test_a_recording_may_hold_its_characters_unescaped(tmp_path: Path):
     record = make_record()
     lines = [json.dumps(line, ensure_ascii=False) for line in lines_of(record)]
@@ -179,6 +195,12 @@ HOSTILE: dict[str, tuple[list[object], str]] = {
     "a version as text": ([changed(HEADER, "version", "1")], "has version '1'"),
     "no prompt": ([without(HEADER, "prompt")], "its header: prompt: Field required"),
     "a prompt that is no text": ([changed(HEADER, "prompt", 5)], "its header: prompt: Input"),
+    "a gap as text": ([changed(HEADER, "logit_gap", "2.2")], "its header: logit_gap: Input should"),
+    "a gap that is a truth": ([changed(HEADER, "logit_gap", True)], "its header: logit_gap: Input"),
+    "a gap that is no number": (
+        [changed(HEADER, "logit_gap", float("nan"))],
+        "NaN is not a number, or too large a one",
+    ),
     "no settings": ([without(HEADER, "settings")], "its header: settings: Field required"),
     "no environment": ([without(HEADER, "environment")], "its header: environment: Field"),
     "notes that are no list": (

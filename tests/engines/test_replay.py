@@ -1,18 +1,17 @@
-"""The replay back end: a recorded run as it was, at once or at its own pace."""
+"""Recorded runs played again: as they were, at once or at their own pace."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
+from engines.backends import BACKENDS
 from engines.benchmark import RunEvent, RunRecord
-from engines.config import DraftKind, EngineConfig, GenerationRequest
-from engines.errors import ModelLoadError, RecordingError
+from engines.config import DraftKind, GenerationRequest
+from engines.errors import ModelLoadError
 from engines.events import Finish, GenerationEvent, Prefill, Step, Token
-from engines.recording import write_recording
-from engines.replay import ReplayBackend, ReplayEngine, replay_events
+from engines.replay import ReplayEngine, replay_events
 
 
 def events_of(token_id: int) -> list[GenerationEvent]:
@@ -96,25 +95,11 @@ def test_events_at_once_are_not_waited_for():
     assert time.perf_counter() - started < 60
 
 
-def test_the_back_end_loads_a_recording(tmp_path: Path):
-    write_recording(make_record(), tmp_path / "run.jsonl")
-    config = EngineConfig(backend="replay", target=str(tmp_path / "run.jsonl"))
-    backend = ReplayBackend()
+def test_a_recording_is_not_warmed_up():
+    engine = ReplayEngine(make_record(draft_kind="model"))
 
-    assert [step.name for step in backend.build(config)] == ["read the recording"]
-    with backend.load(config) as engine:
-        assert engine.info.target == "org/target (recorded)"
+    assert list(engine.warm_up(GenerationRequest((0,), "model", 4))) == []
 
 
-@pytest.mark.parametrize("what", ["build", "load"])
-def test_a_file_that_is_no_recording_is_told(tmp_path: Path, what: str):
-    (tmp_path / "run.jsonl").write_text("hello")
-    config = EngineConfig(backend="replay", target=str(tmp_path / "run.jsonl"))
-    backend = ReplayBackend()
-
-    with pytest.raises(RecordingError, match="line 1 is not JSON"):
-        list(backend.build(config)) if what == "build" else backend.load(config)
-
-
-def test_the_back_end_is_always_usable():
-    assert ReplayBackend().probe().usable
+def test_a_recording_is_no_back_end():
+    assert "replay" not in BACKENDS

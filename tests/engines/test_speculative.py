@@ -78,8 +78,8 @@ def scenarios(draw: st.DrawFn, *, temperature: float | None = None) -> Scenario:
     )
 
 
-def start(scenario: Scenario) -> tuple[TableModel, TableModel, Iterator[PrefillChunk | Round]]:
-    """Return a target, a draft, which not every draft kind uses, and the loop over them."""
+def models_of(scenario: Scenario) -> tuple[TableModel, TableModel, Proposer]:
+    """Return a target, a draft, which not every draft kind uses, and the proposer."""
     target = TableModel.random(scenario.table_seed)
     noise = TableModel.random(scenario.table_seed + 1).table
     draft = TableModel(target.table + np.float32(scenario.draft_noise) * noise)
@@ -91,6 +91,12 @@ def start(scenario: Scenario) -> tuple[TableModel, TableModel, Iterator[PrefillC
             proposer = PromptLookupProposer()
         case "none":
             proposer = NoProposer()
+    return target, draft, proposer
+
+
+def start(scenario: Scenario) -> tuple[TableModel, TableModel, Iterator[PrefillChunk | Round]]:
+    """Return a target, a draft, and the loop over them."""
+    target, draft, proposer = models_of(scenario)
     items = decode(
         target,
         proposer,

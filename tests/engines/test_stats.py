@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from math import log
-
 import pytest
 
 from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin
-from engines.stats import FirstDifference, Spread, first_difference, spread_of, stats_of
+from engines.stats import (
+    FirstDifference,
+    GenerationStats,
+    Spread,
+    first_difference,
+    spread_of,
+    stats_of,
+    typical,
+)
 
 
 def tokens(origin: TokenOrigin, count: int) -> tuple[Token, ...]:
@@ -75,6 +81,7 @@ def test_times_keep_prefill_apart():
     assert stats.time_to_first_token_s == 2
     assert (stats.draft_s, stats.target_s) == (0.75, 1.5)
     assert stats.tokens_per_second == 8 / 4
+    assert stats.time_per_token_s == 4 / 8
 
 
 def test_prefill_ends_with_its_last_chunk():
@@ -85,6 +92,7 @@ def test_prefill_ends_with_its_last_chunk():
 def test_before_the_first_step_there_is_no_speed():
     stats = stats_of(ROUNDS[:1])
     assert stats.tokens_per_second is None
+    assert stats.time_per_token_s is None
     assert stats.time_to_first_token_s is None
 
 
@@ -99,36 +107,27 @@ def test_the_json_figures_are_those_of_the_attributes():
     assert {name: getattr(stats, name) for name in figures} == figures
 
 
-def outputs(*tokens_: tuple[int, float | None]) -> list[Token]:
-    return [Token(id_, "x", "target", target_prob=prob) for id_, prob in tokens_]
-
-
-def test_equal_outputs_have_no_difference():
-    assert first_difference(outputs((1, 0.9), (2, 0.8)), outputs((1, 0.9), (2, 0.7))) is None
-
-
-def test_the_first_difference_comes_with_the_gap_between_the_logits():
-    ours, theirs = outputs((1, 0.9), (2, 0.5), (5, 0.9)), outputs((1, 0.9), (3, 0.25), (6, 0.9))
-    assert first_difference(ours, theirs) == FirstDifference(1, 2, 3, logit_gap=log(2))
-
-
-@pytest.mark.parametrize("probs", [(None, 0.5), (0.5, None), (None, None)])
-def test_the_gap_is_unknown_where_a_probability_is_not_reported(probs):
-    ours, theirs = (outputs((id_, prob)) for id_, prob in enumerate(probs))
-    assert first_difference(ours, theirs) == FirstDifference(0, 0, 1, None)
-
-
-def test_an_output_that_ends_early_differs_where_the_other_goes_on():
-    short, long = outputs((1, 0.9)), outputs((1, 0.9), (2, 0.8))
-    assert first_difference(short, long) == FirstDifference(1, None, 2, None)
-    assert first_difference(long, short) == FirstDifference(1, 2, None, None)
+@pytest.mark.parametrize(
+    ("speculative", "baseline", "expected"),
+    [
+        ([1, 2], [1, 2], None),
+        ([], [], None),
+        ([1, 2, 5], [1, 3, 6], FirstDifference(1, 2, 3)),
+        ([1], [1, 2], FirstDifference(1, None, 2)),
+        ([1, 2], [1], FirstDifference(1, 2, None)),
+        ([], [4], FirstDifference(0, None, 4)),
+    ],
+)
+def test_outputs_part_where_their_first_tokens_differ(speculative, baseline, expected):
+    assert first_difference(speculative, baseline) == expected
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
         ([3.0, 1.0, 2.0], Spread(median=2, low=1, high=3)),
-        ([4.0, None, 1.0], Spread(median=2.5, low=1, high=4)),
+        ([4.0, None, 1.0], Spread(median=1, low=1, high=4)),
+        ([4.0, 2.0, 3.0, 1.0], Spread(median=2, low=1, high=4)),
         ([5.0], Spread(median=5, low=5, high=5)),
         ([None], None),
         ([], None),
@@ -136,3 +135,42 @@ def test_an_output_that_ends_early_differs_where_the_other_goes_on():
 )
 def test_a_spread_is_the_median_with_its_range(values, expected):
     assert spread_of(values) == expected
+
+
+def repeat_of(tokens_per_second: float, finish_reason: str) -> GenerationStats:
+    return GenerationStats(
+        output_token_ids=[1, 2, 3, 4],
+        elapsed_s=4 / tokens_per_second,
+        finish_reason=finish_reason,
+    )
+
+
+def whole(*speeds: float) -> list[GenerationStats]:
+    return [repeat_of(speed, "length") for speed in speeds]
+
+
+def stopped(*speeds: float) -> list[GenerationStats]:
+    return [repeat_of(speed, "cancelled") for speed in speeds]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "expected"),
+    [
+        pytest.param(whole(5), 0, id="one"),
+        pytest.param(whole(4, 1, 2), 2, id="odd"),
+        pytest.param(whole(4, 1), 1, id="two"),
+        pytest.param(whole(8, 1, 4, 2), 3, id="even"),
+        pytest.param(whole(2, 2, 2), 1, id="equal"),
+        pytest.param([*whole(4), *stopped(2, 1)], 0, id="stopped ones beside a whole one"),
+        pytest.param([*stopped(1), *whole(8, 2, 4)], 3, id="a stopped one before"),
+        pytest.param(stopped(1), 0, id="one that was stopped"),
+        pytest.param(stopped(4, 1, 2), 2, id="none that is whole"),
+    ],
+)
+def test_the_typical_repeat_has_the_median_speed(repeats, expected):
+    assert typical(repeats) is repeats[expected]
+
+
+def test_a_repeat_that_said_nothing_is_the_slowest():
+    silent, *others = [GenerationStats(finish_reason="length"), *whole(2, 4)]
+    assert typical([silent, *others]) is others[0]
