@@ -32,6 +32,7 @@ from engines.config import (
 from engines.doctor import doctor
 from engines.errors import EngineError
 from engines.events import (
+    DROPPED_ORIGINS,
     OUTPUT_ORIGINS,
     Finish,
     GenerationEvent,
@@ -51,6 +52,7 @@ __all__ = [
     "BACKENDS",
     "BUNDLED",
     "DRAFT_KINDS",
+    "DROPPED_ORIGINS",
     "LOADING",
     "MAX_NUM_DRAFT_TOKENS",
     "MAX_REPEATS",

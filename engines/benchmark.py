@@ -202,7 +202,8 @@ def comparison_of(record: RunRecord) -> Comparison:
     is_greedy = record.settings.get("temperature") == 0
     difference = None
     if is_greedy and is_finished:
-        difference = _first_difference_of_any(record)
+        found = (first_difference(a.output_token_ids, b.output_token_ids) for a, b in pairs)
+        difference = next(filter(None, found), None)
     return Comparison(
         speculative=typical(speculative),
         baseline=typical(baseline),
@@ -238,14 +239,6 @@ def settings_of(
         "versions": info.versions,
         "notes": list(info.notes),
     }
-
-
-def _first_difference_of_any(record: RunRecord) -> FirstDifference | None:
-    for ours, theirs in zip(record.stats("speculative"), record.stats("baseline"), strict=True):
-        difference = first_difference(ours.output_token_ids, theirs.output_token_ids)
-        if difference is not None:
-            return difference
-    return None
 
 
 def _range(spread: Spread | None) -> list[float] | None:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -119,9 +120,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
     engine = slot.load(_config(args), _Progress())
     token_ids = engine.encode(prompt, chat_template=args.chat_template)
-    request = GenerationRequest(
-        token_ids, draft_kind, num_draft_tokens, args.max_new_tokens, sampling
-    )
+    request = replace(request, prompt_token_ids=token_ids)
     record = RunRecord(
         prompt,
         settings_of(engine, request, chat_template=args.chat_template, repeats=args.repeats),

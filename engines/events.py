@@ -18,6 +18,7 @@ TokenOrigin = Literal[
     "discarded",  # drafted behind a stop token, so never wanted
 ]
 OUTPUT_ORIGINS: frozenset[TokenOrigin] = frozenset({"accepted", "recovered", "bonus", "target"})
+DROPPED_ORIGINS: frozenset[TokenOrigin] = frozenset({"rejected", "unverified", "discarded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,12 @@ class Step:
     @property
     def num_accepted_tokens(self) -> int:
         return sum(token.origin == "accepted" for token in self.tokens)
+
+    @property
+    def tokens_in_place(self) -> tuple[Token, ...]:
+        """Every token where it was drafted: the accepted, the dropped, then the target's own."""
+        num_accepted = self.num_accepted_tokens
+        return (*self.tokens[:num_accepted], *self.rejected, *self.tokens[num_accepted:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.events import Step, Token, TokenOrigin
+from engines.events import DROPPED_ORIGINS, Step, Token, TokenOrigin
 from engines.stats import GenerationStats
 
 _STYLES: dict[TokenOrigin, str] = {
@@ -29,14 +29,12 @@ def step_text(step: Step, *, colour: bool) -> str:
     """Return what a step adds to the screen: dropped drafts too, where colour can mark them."""
     if not colour:
         return printable("".join(token.text for token in step.tokens))
-    accepted = [token for token in step.tokens if token.origin == "accepted"]
-    following = [token for token in step.tokens if token.origin != "accepted"]
-    return "".join(_coloured(token) for token in (*accepted, *step.rejected, *following))
+    return "".join(_coloured(token) for token in step.tokens_in_place)
 
 
 def _coloured(token: Token) -> str:
     text = printable(token.text or token.control)
-    if token.origin in ("rejected", "unverified", "discarded"):
+    if token.origin in DROPPED_ORIGINS:
         text = text.replace("\n", "⏎")
     return f"{_STYLES[token.origin]}{text}{_RESET}" if text else ""
 

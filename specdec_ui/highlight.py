@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from html import escape
 
-from engines import Step, Token, TokenOrigin
+from engines import DROPPED_ORIGINS, Step, Token
 from specdec_ui.theme import TOKEN_STYLES
-
-DROPPED: frozenset[TokenOrigin] = frozenset({"rejected", "unverified", "discarded"})
 
 
 def step_html(step: Step) -> str:
@@ -19,9 +17,7 @@ def step_html(step: Step) -> str:
     Attributes stand in single quotes, which JSON sends without an escape. `--t` is the time at
     which a replay shows the step.
     """
-    accepted = [token for token in step.tokens if token.origin == "accepted"]
-    following = step.tokens[len(accepted) :]
-    tokens = "".join(token_html(token) for token in (*accepted, *step.rejected, *following))
+    tokens = "".join(token_html(token) for token in step.tokens_in_place)
     return f"<span class='s' style='--t:{step.elapsed_s:.3f}s'>{tokens}</span>"
 
 
@@ -59,6 +55,6 @@ def _text_html(token: Token) -> str:
         return "<span class='c'>…</span>"
     # A raw carriage return would reach the page as a line break.
     text = escape(token.text).replace("\r", "&#13;")
-    if token.origin in DROPPED:  # marked, but without breaking the line
+    if token.origin in DROPPED_ORIGINS:  # marked, but without breaking the line
         return text.replace("\n", "<b class='n'></b>").replace("\t", "<b class='h'></b>")
     return text.replace("\n", "<b class='n'></b>\n").replace("\t", "<b class='h'></b>\t")

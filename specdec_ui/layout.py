@@ -37,6 +37,8 @@ from specdec_ui.summary import expectation_html, figures_html, status_html, verd
 
 TITLE = "SpecDec Playground"
 LIVE = "(session) => { window.specdec.live(); return session; }"
+# How events that need no engine are called: without the queue, unseen by API clients
+AT_ONCE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 CACHE_LIFE_S = (3600, 24 * 3600)  # how often exported files are looked through, how old they get
 INTRODUCTION = (
     f"# {TITLE}\n"
@@ -167,9 +169,7 @@ def _prompt(controls: dict[str, Any]) -> None:
     with gr.Row():
         buttons = [gr.Button(example.kind, size="sm", min_width=70) for example in EXAMPLES]
     expectation = _html(expectation_html(EXAMPLES[0]))
-    controls["prompt"].input(
-        str, outputs=expectation, api_visibility="private", queue=False, show_progress="hidden"
-    )
+    controls["prompt"].input(str, outputs=expectation, **AT_ONCE)
     for button, example in zip(buttons, EXAMPLES, strict=True):
         button.click(
             partial(_choose, example),
@@ -255,39 +255,28 @@ def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -
         "show_progress": "hidden",
         "api_visibility": "private",
     }
-    at_once: dict[str, Any] = {
-        "show_progress": "hidden",
-        "api_visibility": "private",
-        "queue": False,
-    }
     running = (
         outputs["run"]
-        .click(
-            on_wait,
-            session,
-            view,
-            js=LIVE,
-            **at_once,
-        )
+        .click(on_wait, session, view, js=LIVE, **AT_ONCE)
         .then(partial(on_run, slot), inputs, view, **queued)
     )
     building = (
         outputs["build"]
-        .click(on_wait, session, view, **at_once)
+        .click(on_wait, session, view, **AT_ONCE)
         .then(partial(on_build, slot), inputs, view, **queued)
     )
     for work in (running, building):
-        work.failure(on_fault, session, view, **at_once)
+        work.failure(on_fault, session, view, **AT_ONCE)
     outputs["stop"].click(
         on_stop,
         session,
         view,
         cancels=[running, building],
-        **at_once,
-    ).then(on_stopped, session, view, **at_once)
+        **AT_ONCE,
+    ).then(on_stopped, session, view, **AT_ONCE)
     controls["draft_kind"].change(
         lambda kind: gr.update(visible=kind == "model"),
         controls["draft_kind"],
         controls["draft"],
-        **at_once,
+        **AT_ONCE,
     )

@@ -65,7 +65,11 @@ class TransformersBackend(Backend):
             case "folder":
                 return []
             case "hub":
-                return [Stage(f"fetch {reference.name}", partial(fetch_from_hub, reference))]
+                return [
+                    Stage(
+                        f"fetch {reference.name}", partial(fetch_from_hub, reference, self._store)
+                    )
+                ]
             case "bundled" | "gguf":
                 return GgufBuild(reference, self._store, cleanup).stages()
 

@@ -27,7 +27,7 @@ from engines.events import Step
 from engines.slot import EngineSlot
 from engines.stats import stats_of
 from engines.transformers_backend.engine import TransformersEngine
-from engines.transformers_backend.model import TransformersModel
+from engines.transformers_backend.model import cache_argument
 
 PROMPTS = (
     "Repeat this three times: the ship sails at dawn, and the tide waits for none.",
@@ -35,13 +35,6 @@ PROMPTS = (
     "Tell the beginning of a story about a clock that runs backwards.",
 )
 Generate = Callable[[tuple[int, ...]], int]  # prompt ids -> number of new tokens
-
-
-def plain_and_drafted(args: argparse.Namespace, ids: tuple[int, ...]) -> list[GenerationRequest]:
-    """Return the two requests that are compared for a prompt."""
-    kind: DraftKind = "model" if args.draft else "prompt_lookup"
-    drafted = GenerationRequest(ids, kind, args.num_draft_tokens, args.max_new_tokens)
-    return [drafted.plain(), drafted]
 
 
 class Ways:
@@ -65,8 +58,10 @@ class Ways:
         return ways
 
     def _request(self, side: str, ids: tuple[int, ...]) -> GenerationRequest:
-        plain, drafted = plain_and_drafted(self._args, ids)
-        return plain if side == "plain" else drafted
+        args = self._args
+        kind: DraftKind = "model" if args.draft else "prompt_lookup"
+        drafted = GenerationRequest(ids, kind, args.num_draft_tokens, args.max_new_tokens)
+        return drafted.plain() if side == "plain" else drafted
 
     def _ours(self, side: str, ids: tuple[int, ...]) -> int:
         events = list(self._engine.generate(self._request(side, ids)))
@@ -78,16 +73,16 @@ class Ways:
     @torch.inference_mode()
     def _bare(self, side: str, ids: tuple[int, ...]) -> int:
         """Repeat the passes of our last run: same shapes, same cache, an argmax each."""
-        model = TransformersModel(self._engine.target_model, vocab_size=1)
-        call, cache_argument = self._engine.target_model, model.cache_argument
+        call = self._engine.target_model
         cache = DynamicCache(config=call.config)
+        cached = {cache_argument(call): cache}
 
         def forward(token_ids: Sequence[int], num_logits: int) -> torch.Tensor:
             output = call(
                 torch.tensor([list(token_ids)], device=call.device),
                 use_cache=True,
                 logits_to_keep=num_logits,
-                **{cache_argument: cache},
+                **cached,
             )
             best: torch.Tensor = output.logits[0].argmax(-1).cpu()
             return best

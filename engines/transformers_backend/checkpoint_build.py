@@ -18,7 +18,7 @@ BYTES_PER_WEIGHT = 4  # float32
 SPARE_BYTES = 64 * 1024 * 1024  # for the tokenizer and the file system
 
 
-def fetch_from_hub(reference: Reference) -> Generator[str | None, None, None]:
+def fetch_from_hub(reference: Reference, store: EngineStore) -> Generator[str | None, None, None]:
     """Download what is missing of a Hub model, yielding log lines.
 
     Raises:
@@ -32,7 +32,7 @@ def fetch_from_hub(reference: Reference) -> Generator[str | None, None, None]:
         )
     except EngineBuildError as exc:
         try:
-            path = built_path(reference, EngineStore())
+            path = built_path(reference, store)
         except ModelNotBuiltError:
             raise exc from None
         yield f"{exc}; going on with the copy in {path}"

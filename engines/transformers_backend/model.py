@@ -52,6 +52,11 @@ def context_length(config: Any) -> int:
     return length if isinstance(length, int) and length > 0 else UNBOUNDED_CONTEXT
 
 
+def cache_argument(model: Any) -> str:
+    """Return what a model's forward calls its KV cache: renamed during transformers 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class TransformersModel:
     """A `CachedModel` for one sequence over a model that several may share one after another."""
 
@@ -62,10 +67,8 @@ class TransformersModel:
         # Sliding-window layers keep what has left the window until the next truncation.
         self._cache.activate_past_recording()
         self._num_cached_tokens = 0
-        parameters = inspect.signature(model.forward).parameters
-        self._cuts_logits = "logits_to_keep" in parameters
-        # The argument was renamed during transformers 5.
-        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cuts_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._cache_argument = cache_argument(model)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -75,7 +78,7 @@ class TransformersModel:
     def forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         input_ids = torch.tensor([list(token_ids)], device=self._model.device)
         keep = {"logits_to_keep": num_logits} if self._cuts_logits else {}
-        cache = {self.cache_argument: self._cache}
+        cache = {self._cache_argument: self._cache}
         output = self._model(input_ids, use_cache=True, **cache, **keep)
         self._num_cached_tokens += len(token_ids)
         logits: torch.Tensor = output.logits[0, -num_logits:, : self._vocab_size]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from engines import (
+    DROPPED_ORIGINS,
     OUTPUT_ORIGINS,
     GenerationEvent,
     Prefill,
@@ -23,7 +24,7 @@ from engines import (
     TokenOrigin,
     stats_of,
 )
-from specdec_ui.highlight import DROPPED, legend_html, step_html, token_html
+from specdec_ui.highlight import legend_html, step_html, token_html
 from specdec_ui.state import RunState
 from specdec_ui.theme import TOKEN_STYLES
 from tests.engines.test_stats import ROUNDS
@@ -123,14 +124,14 @@ def plain_step(token: Token) -> Step:
 def shown_token(token: Token) -> ShownToken:
     """Return one token read back, from a step in which it may stand."""
     step = plain_step(token)
-    if token.origin in DROPPED:
+    if token.origin in DROPPED_ORIGINS:
         step = Step((), (token,), 1, 0.0, 0.1, 1.0)
     (only,) = shown([step])
     return only
 
 
 def kept_text(tokens: Iterable[ShownToken]) -> str:
-    dropped = {TOKEN_STYLES[origin].css_class for origin in DROPPED}
+    dropped = {TOKEN_STYLES[origin].css_class for origin in DROPPED_ORIGINS}
     return "".join(token.text for token in tokens if token.css_class not in dropped)
 
 
@@ -154,8 +155,8 @@ def test_every_origin_has_its_class_and_says_its_name(origin: TokenOrigin):
 
 
 def test_an_origin_is_either_kept_or_dropped():
-    assert set(ORIGINS) == OUTPUT_ORIGINS | DROPPED
-    assert not OUTPUT_ORIGINS & DROPPED
+    assert set(ORIGINS) == OUTPUT_ORIGINS | DROPPED_ORIGINS
+    assert not OUTPUT_ORIGINS & DROPPED_ORIGINS
 
 
 def test_the_legend_draws_every_state_in_its_own_style_and_says_what_it_means():
@@ -253,7 +254,7 @@ def test_any_text_reads_back_as_it_was(texts: list[str]):
     assert kept_text(shown(steps)) == "".join(texts)
 
 
-@given(text=TEXT, origin=st.sampled_from(sorted(DROPPED)))
+@given(text=TEXT, origin=st.sampled_from(sorted(DROPPED_ORIGINS)))
 def test_dropped_text_reads_back_but_for_the_breaks_it_is_kept_from_making(
     text: str, origin: TokenOrigin
 ):
@@ -270,7 +271,7 @@ def test_white_space_is_marked_and_kept():
     assert [token.marks for token in tokens] == [[], [NEWLINE], [NEWLINE] * 2, [TAB], [], [NEWLINE]]
 
 
-@pytest.mark.parametrize("origin", sorted(DROPPED))
+@pytest.mark.parametrize("origin", sorted(DROPPED_ORIGINS))
 def test_a_dropped_newline_is_marked_but_breaks_no_line(origin: TokenOrigin):
     token = Token(5, "one\n\ttwo\r\n", origin)
     assert not {"\n", "\r", "\t"} & set(token_html(token))
