@@ -50,6 +50,7 @@ class EngineInfo:
     dtype: str
     device: str
     context_length: int  # prompt and output together, in tokens
+    draft_dtype: str | None = None  # None without a draft model
     notes: tuple[str, ...] = ()  # what a reader of its figures must know
     versions: dict[str, str] = field(default_factory=dict)
 

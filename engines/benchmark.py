@@ -234,6 +234,7 @@ def settings_of(
         "chat_template": chat_template,
         "repeats": repeats,
         "dtype": info.dtype,
+        "draft_dtype": info.draft_dtype if request.draft_kind == "model" else None,
         "device": info.device,
         "context_length": info.context_length,
         "versions": info.versions,

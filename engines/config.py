@@ -60,7 +60,8 @@ class EngineConfig:
     backend: str = "transformers"
     target: str = BUNDLED
     draft: str | None = None  # None: the engine drafts without a model, or not at all
-    dtype: DTypeName = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
+    dtype: DTypeName = "auto"  # auto: bfloat16 on CUDA; on CPU float32 for the target, and
+    # for the draft, which decides nothing, bfloat16 where the CPU is quick at it (AVX-512)
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:

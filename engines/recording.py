@@ -63,6 +63,7 @@ class _Settings(_Facts):
     chat_template: bool = False
     repeats: int = Field(ge=1, le=MAX_REPEATS)
     dtype: str = ""
+    draft_dtype: str | None = None
     device: str = ""
     context_length: int = 0
     notes: list[str] = []

@@ -50,6 +50,7 @@ class ReplayEngine(Engine):
             dtype=str(settings.get("dtype", "unknown")),
             device=str(settings.get("device", "unknown")),
             context_length=2**20,
+            draft_dtype=settings.get("draft_dtype"),
             notes=("a recorded run: the prompt and the settings given now have no effect",),
         )
 

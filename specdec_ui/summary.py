@@ -272,11 +272,14 @@ def _source(record: RunRecord, whose: str) -> str:
     drafting = DRAFT_NAMES.get(str(settings.get("draft_kind")), "an unknown draft")
     if settings.get("num_draft_tokens"):
         drafting += f", num_draft_tokens {settings['num_draft_tokens']}"
+    dtype, draft_dtype = settings.get("dtype", ""), settings.get("draft_dtype")
+    if draft_dtype not in (None, dtype):
+        dtype = f"{dtype} (draft {draft_dtype})"
     parts = [
         f"{settings.get('target', 'an unknown target')} with {drafting}",
-        f"{settings.get('dtype', '')} on {machine.get('cpu', 'an unknown processor')}"
+        f"{dtype} on {machine.get('cpu', 'an unknown processor')}"
         if "CPU" in str(settings.get("device"))
-        else f"{settings.get('dtype', '')} on {settings.get('device', 'an unknown device')}",
+        else f"{dtype} on {settings.get('device', 'an unknown device')}",
         str(machine.get("date", ""))[:10],
     ]
     return f"<span class='sd-chip'>{escape(whose)}</span> {escape(' · '.join(filter(None, parts)))}"

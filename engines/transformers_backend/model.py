@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engines.errors import IncompatibleModelsError, ModelLoadError, translate_errors
+from engines.transformers_backend.cpu_linear import use_cpu_linear
 from engines.transformers_backend.tokenizer import LOAD_ERRORS
 
 UNBOUNDED_CONTEXT = 2**20  # where a configuration names no limit
+
+
+def load_config(path: Path, *, name: str) -> Any:
+    """Return a checkpoint's configuration, without its weights.
+
+    Raises:
+        ModelLoadError: It is unreadable or unknown to transformers.
+    """
+    with translate_errors(f"the model '{name}' cannot be read", LOAD_ERRORS):
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def load_model(path: Path, *, name: str, dtype: torch.dtype, device: torch.device) -> Any:
@@ -43,7 +54,7 @@ def load_model(path: Path, *, name: str, dtype: torch.dtype, device: torch.devic
                 f"the weights of '{name}' do not fit its config.json: {weight} is {list(shape)}, "
                 f"not {list(expected)}; fetch or convert it again"
             )
-        return model.to(device).eval()
+        return use_cpu_linear(model.to(device).eval())
 
 
 def context_length(config: Any) -> int:

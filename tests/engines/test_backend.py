@@ -22,7 +22,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from engines.base import Engine
 from engines.benchmark import WarmUp, run
-from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
+from engines.config import DraftKind, DTypeName, EngineConfig, GenerationRequest, SamplingParams
 from engines.drafting import PREFILL_CHUNK_TOKENS
 from engines.errors import (
     BackendUnavailableError,
@@ -460,6 +460,41 @@ def test_half_precision_is_noted(backend: TransformersBackend, tiny_target: Path
     with backend.load(EngineConfig(target=str(tiny_target), dtype="bfloat16")) as engine:
         assert engine.info.dtype == "bfloat16"
         assert "greedy outputs may part" in engine.info.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "dtypes"),
+    [
+        ("auto", "AVX512", ("float32", "bfloat16")),
+        ("auto", "AVX2", ("float32", "float32")),
+        ("float32", "AVX512", ("float32", "float32")),
+        ("bfloat16", "AVX2", ("bfloat16", "bfloat16")),
+    ],
+)
+def test_a_draft_is_narrower_by_itself_where_the_cpu_is_quick_at_it(
+    backend: TransformersBackend,
+    tiny_target: Path,
+    tiny_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: DTypeName,
+    capability: str,
+    dtypes: tuple[str, str],
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    config = EngineConfig(target=str(tiny_target), draft=str(tiny_draft), dtype=dtype)
+
+    with backend.load(config) as engine:
+        models = (engine_of(engine).target_model, engine_of(engine).draft_model)
+        assert (engine.info.dtype, engine.info.draft_dtype) == dtypes
+        assert tuple(str(model.dtype).removeprefix("torch.") for model in models) == dtypes
+        assert generate(engine, draft_kind="model", num_draft_tokens=2).num_output_tokens == 8
+
+
+def test_without_a_draft_model_there_is_no_draft_dtype(
+    backend: TransformersBackend, tiny_target: Path
+):
+    with backend.load(EngineConfig(target=str(tiny_target))) as engine:
+        assert engine.info.draft_dtype is None
 
 
 def test_an_engine_without_a_draft_model_does_not_offer_one(

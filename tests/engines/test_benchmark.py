@@ -31,6 +31,7 @@ INFO = EngineInfo(
     target="the target",
     draft="the draft",
     dtype="float32",
+    draft_dtype="bfloat16",
     device="a CPU",
     context_length=512,
     notes=("a note",),
@@ -391,6 +392,7 @@ def test_settings_name_everything_a_run_depends_on():
         "chat_template": True,
         "repeats": 2,
         "dtype": "float32",
+        "draft_dtype": "bfloat16",
         "device": "a CPU",
         "context_length": 512,
         "versions": {"scripted": "1.0"},
@@ -401,6 +403,7 @@ def test_settings_name_everything_a_run_depends_on():
 def test_settings_name_no_draft_where_none_is_used():
     settings = settings_of(ScriptedEngine(), REQUEST.plain(), chat_template=False)
     assert (settings["draft"], settings["draft_kind"]) == (None, "none")
+    assert settings["draft_dtype"] is None
 
 
 def test_greedy_verification_is_exact_match():

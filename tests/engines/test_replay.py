@@ -65,13 +65,15 @@ def test_a_baseline_that_was_not_recorded_is_told():
 
 
 def test_the_engine_names_what_was_recorded_and_that_it_was():
-    info = ReplayEngine(make_record(draft="org/draft", dtype="float32")).info
+    settings = {"draft": "org/draft", "dtype": "float32", "draft_dtype": "bfloat16"}
+    info = ReplayEngine(make_record(**settings)).info
 
     assert (info.backend, info.target, info.draft) == (
         "replay",
         "org/target (recorded)",
         "org/draft",
     )
+    assert (info.dtype, info.draft_dtype) == ("float32", "bfloat16")
     assert "a recorded run" in info.notes[0]
 
 

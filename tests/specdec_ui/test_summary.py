@@ -363,6 +363,11 @@ def test_the_verdict_says_whose_run_it_was(whose: str):
             "2026-11-30",
         ),
         (
+            {"draft_kind": "model", "draft_dtype": "bfloat16"},
+            "org/target with a draft model, num_draft_tokens 4 · float32 (draft bfloat16) on a "
+            "processor · 2026-11-30",
+        ),
+        (
             {"draft_kind": "none", "num_draft_tokens": 0},
             "org/target with nothing drafted · float32 on a processor · 2026-11-30",
         ),
@@ -431,7 +436,7 @@ def test_nothing_run_has_no_figures():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_recording_says_of_itself_is_shown_as_it_is(text: str):
-    names = ("target", "draft_kind", "num_draft_tokens", "dtype", "device")
+    names = ("target", "draft_kind", "num_draft_tokens", "dtype", "draft_dtype", "device")
     record = record_of(("speculative", ROUNDS), settings=dict.fromkeys(names, text))
     record.environment = dict.fromkeys(("cpu", "date"), text)
     html = verdict_html(record, whose=text)
