@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
@@ -31,6 +33,8 @@ from engines.config import (
     SamplingParams,
     check_prompt,
 )
+from engines.distill import RECORD, DistillSpec, distill
+from engines.distill.spec import DEFAULT_NUM_LAYERS
 from engines.doctor import doctor
 from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
@@ -39,9 +43,10 @@ from engines.replay import MAX_SPEED, MIN_SPEED, replay_events
 from engines.slot import EngineSlot
 from engines.stats import typical
 from engines.store import EngineStore
-from engines.terminal import printable, stats_lines, step_text
+from engines.terminal import distill_text, printable, stats_lines, step_text
 
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value")
+REPORT_INTERVAL_S = 5.0  # of a distillation's reports that carry no message
 STOPPED_BY_USER = 130
 
 
@@ -148,6 +153,41 @@ def _replay(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         _print_summary(record, result)
     return result
+
+
+def _distill(args: argparse.Namespace) -> dict[str, Any]:
+    num_layers = len(args.take) if args.take else DEFAULT_NUM_LAYERS
+    spec = DistillSpec(
+        output=args.output,
+        target=args.target,
+        num_layers=num_layers if args.layers is None else args.layers,
+        minutes=args.minutes,
+        layers=args.take,
+        prompts=args.prompts,
+        evaluation=args.evaluate,
+        seed=args.seed,
+        device=args.device,
+        sequence_length=args.sequence_length,
+        max_tokens=args.max_tokens,
+        resume=args.resume,
+    )
+    show = _Progress()
+    for progress in EngineSlot().build(EngineConfig(target=spec.target)):
+        show(progress)
+    shown_at = -math.inf
+    try:
+        for report in distill(spec):
+            is_due = time.monotonic() - shown_at >= REPORT_INTERVAL_S
+            if report is not None and (report.message or is_due):
+                shown_at = time.monotonic()
+                _say(distill_text(report))
+    except KeyboardInterrupt:
+        _say(f"stopped; what is done so far is in {spec.folder}, and --resume goes on with it")
+        return {"output": str(spec.folder), "exit_code": STOPPED_BY_USER}
+    record = json.loads((spec.folder / RECORD).read_text(encoding="utf-8"))
+    if not args.json:
+        print(printable(f"the draft is in {spec.folder}: use it with --draft {spec.folder}"))
+    return {"output": str(spec.folder), **record}
 
 
 def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
@@ -267,14 +307,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"error: {message}; '{self.prog} --help' lists what there is\n"))
 
 
-def _number(kind: Callable[[str], Number], name: str, remedy: str) -> Callable[[str], Number]:
-    def parse(text: str) -> Number:
+def _number(kind: Callable[[str], Value], name: str, remedy: str) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
         try:
             return kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{name} is {text!r}: {remedy}") from None
 
     return parse
+
+
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _speed(text: str) -> float:
@@ -352,6 +396,66 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the run to a file")
 
 
+def _add_distill_arguments(parser: argparse.ArgumentParser) -> None:
+    whole = "use a whole number"
+    parser.add_argument(
+        "--target",
+        default=BUNDLED,
+        help=f"a Llama: a folder, a .gguf file, a Hub id, or '{BUNDLED}' (default)",
+    )
+    parser.add_argument("--output", required=True, help="a new or empty folder for the draft")
+    parser.add_argument(
+        "--layers",
+        type=_number(int, "layers", whole),
+        metavar="N",
+        help=f"how many of the target's layers the draft has (default: {DEFAULT_NUM_LAYERS})",
+    )
+    parser.add_argument(
+        "--take",
+        type=_number(_layer_numbers, "take", "use numbers with commas, as in 0,1,28,29"),
+        metavar="I,J,…",
+        help="which layers, from 0 (default: two of either end, the others evenly between)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_number(float, "minutes", "use a number above 0"),
+        default=10.0,
+        metavar="M",
+        help="for writing text and training together (default: 10)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="conversations begin with these prompts: one a line, or .jsonl with 'prompt', "
+        "'turns' or 'beginning' (default: beginnings of common requests, and whatever the target "
+        "asks itself)",
+    )
+    parser.add_argument(
+        "--evaluate",
+        metavar="FILE",
+        help="prompts to measure the draft on, likewise; with 'category' for a table by category "
+        "(default: text kept apart from training)",
+    )
+    parser.add_argument("--seed", type=_number(int, "seed", whole), default=0, help="default: 0")
+    parser.add_argument(
+        "--sequence-length",
+        type=_number(int, "sequence_length", whole),
+        default=640,
+        help="tokens of a conversation (default: 640)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=_number(int, "max_tokens", whole),
+        help="write so many tokens instead of what the minutes allow",
+    )
+    parser.add_argument(
+        "--device", default="auto", choices=get_args(DeviceName), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the interrupted run in the folder"
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m engines", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
@@ -377,6 +481,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_number(_speed, "speed", f"use {MIN_SPEED} to {MAX_SPEED}"),
         help=f"times the recorded speed, {MIN_SPEED} to {MAX_SPEED} (default: at once)",
     )
+    distill_parser = add(commands, "distill", _distill, "make a draft model for a target")
+    _add_distill_arguments(distill_parser)
     engines = commands.add_parser("engines", help="list or remove built engines")
     actions = engines.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
     add(actions, "list", _engines_list, "list the built engines")

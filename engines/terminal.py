@@ -1,7 +1,8 @@
-"""Runs on a terminal: tokens with their marks, and the figures below."""
+"""Runs and distillations on a terminal: tokens with their marks, figures, reports."""
 
 from __future__ import annotations
 
+from engines.distill.spec import DistillProgress
 from engines.events import DROPPED_ORIGINS, Step, Token, TokenOrigin
 from engines.stats import GenerationStats
 
@@ -53,3 +54,21 @@ def stats_lines(name: str, stats: GenerationStats) -> list[str]:
             f"({stats.acceptance_rate:.0%}), {stats.mean_acceptance_length:.2f} tokens a draft"
         )
     return lines
+
+
+def distill_text(report: DistillProgress) -> str:
+    """Return one report of a distillation as a line."""
+    parts: list[str] = [report.phase]
+    if report.fraction is not None:
+        parts.append(f"{report.fraction:.0%}")
+    if report.message:
+        parts.append(report.message)
+    elif report.num_tokens is not None:
+        parts.append(f"{report.num_tokens:,} tokens")
+    if report.tokens_per_second is not None:
+        parts.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.loss is not None:
+        parts.append(f"loss {report.loss:.3f}")
+    if report.remaining_s:
+        parts.append(f"about {report.remaining_s / 60:.1f} minutes left")
+    return ", ".join(parts)

@@ -7,12 +7,12 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from safetensors import safe_open
-from transformers import AutoConfig
 
 from engines.checkpoints import Reference, built_path
 from engines.compatibility import check_vocabularies
 from engines.errors import ModelLoadError, translate_errors
 from engines.store import EngineStore
+from engines.transformers_backend.model import load_config
 from engines.transformers_backend.tokenizer import LOAD_ERRORS, load_tokenizer
 
 
@@ -31,10 +31,8 @@ def check_checkpoints(
     vocabularies = []
     for reference in references:
         path = built_path(reference, store)
+        config = load_config(path, name=reference.name)
         with translate_errors(f"the model '{reference.name}' cannot be read", LOAD_ERRORS):
-            config = AutoConfig.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False
-            )
             num_tensors = sum(_num_tensors(file) for file in _weight_files(path, reference.name))
         vocabularies.append(load_tokenizer(path, name=reference.name).get_vocab())
         yield f"{reference.name}: {config.model_type}, {num_tensors} tensors"

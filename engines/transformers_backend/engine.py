@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +27,6 @@ from engines.drafting import (
     prefill_chunks,
 )
 from engines.errors import (
-    BackendUnavailableError,
     EngineError,
     GenerationError,
     translate_errors,
@@ -38,6 +36,7 @@ from engines.generation import generate_events
 from engines.speculative import Round, decode
 from engines.store import EngineStore
 from engines.transformers_backend.cpu_linear import has_wide_onednn
+from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
     TransformersModel,
     context_length,
@@ -79,7 +78,7 @@ class TransformersEngine(Engine):
             EngineError: They are not built, unreadable, incompatible, or the device is missing.
         """
         transformers.utils.logging.disable_progress_bar()
-        device = _device(config.device)
+        device = device_of(config.device)
         dtype = _dtype(config.dtype, device)
         draft_dtype = _draft_dtype(config.dtype, device)
         target = parse_reference(config.target)
@@ -123,7 +122,7 @@ class TransformersEngine(Engine):
             target=_described(target),
             draft=None if draft is None else _described(draft),
             dtype=_dtype_name(dtype),
-            device=_device_name(device),
+            device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
             draft_dtype=None if draft is None else _dtype_name(draft_dtype),
             notes=_notes(dtype, ignored),
@@ -240,16 +239,6 @@ class TransformersEngine(Engine):
             )
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BackendUnavailableError(
-            "device is 'cuda', but PyTorch sees no CUDA device here: use 'cpu' or 'auto'"
-        )
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -268,12 +257,6 @@ def _draft_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 def _described(reference: Reference) -> str:

@@ -1,0 +1,124 @@
+"""How much is done at once on a device, and the room it takes: told before anything starts."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from engines.distill.spec import GENERATE_SHARE, DistillSpec
+from engines.errors import EngineBuildError
+
+MAX_SEQUENCES = {"cuda": 4096, "cpu": 16}  # written at once
+MIN_SEQUENCES = 8
+TRAIN_TOKENS = {"cuda": 32 * 1024, "cpu": 2048}  # of a training step
+MEMORY_SHARE = 0.6  # of a CUDA device's memory that writing may take
+# Generous bounds for the disk: tokens a second that no device here has reached, bytes a token.
+TOKENS_PER_SECOND = {"cuda": 400_000, "cpu": 5_000}
+BYTES_PER_TOKEN = 5  # an id of four bytes, and whether it is an answer's
+SPARE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done at once."""
+
+    num_sequences: int  # written together: a chunk
+    num_train_sequences: int  # of a training step
+    device_bytes: int  # needed, the models included
+    disk_bytes: int  # needed in the output folder
+
+
+def make_plan(spec: DistillSpec, config: Any, device: torch.device) -> Plan:
+    """Return what fits the device. It depends on the kind of device, not on what is free.
+
+    Args:
+        spec: What is asked for.
+        config: The target's.
+        device: Where it is done.
+    """
+    kind = device.type
+    weight_bytes = 2 if kind == "cuda" else 4
+    head = config.vocab_size * config.hidden_size
+    layer = _layer_weights(config)
+    target_bytes = (
+        head * (1 if config.tie_word_embeddings else 2) + layer * config.num_hidden_layers
+    ) * weight_bytes
+    key_value_bytes = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight_bytes
+    )
+    # Keys and values of the whole text, and logits with noise of one position in float32.
+    sequence_bytes = spec.sequence_length * key_value_bytes + 3 * 4 * config.vocab_size
+    num_sequences = MAX_SEQUENCES[kind]
+    if kind == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory * MEMORY_SHARE - target_bytes
+        while num_sequences > MIN_SEQUENCES and num_sequences * sequence_bytes > room:
+            num_sequences //= 2
+    num_train_sequences = max(1, TRAIN_TOKENS[kind] // spec.sequence_length)
+    student = layer * spec.num_layers
+    train_tokens = num_train_sequences * spec.sequence_length
+    activations = (
+        train_tokens
+        * spec.num_layers
+        * weight_bytes
+        * (20 * config.hidden_size + 8 * config.intermediate_size)
+    )
+    logits = 10 * 4 * config.vocab_size * min(train_tokens, 4096)
+    training_bytes = 16 * student + activations + logits  # weights, gradients, two moments
+    tokens = TOKENS_PER_SECOND[kind] * spec.minutes * 60 * GENERATE_SHARE
+    if spec.max_tokens is not None:
+        tokens = min(tokens, spec.max_tokens)
+    tokens += num_sequences * spec.sequence_length  # a chunk is ended
+    draft_bytes = 2 * (student + 2 * head)
+    return Plan(
+        num_sequences=num_sequences,
+        num_train_sequences=num_train_sequences,
+        device_bytes=int(target_bytes + max(num_sequences * sequence_bytes, training_bytes)),
+        # Checkpoints are written aside before they replace the ones before.
+        disk_bytes=int(tokens * BYTES_PER_TOKEN + 2 * 12 * student + 2 * draft_bytes + SPARE_BYTES),
+    )
+
+
+def require_room(plan: Plan, folder: Path, device: torch.device) -> None:
+    """Refuse to start what would not fit.
+
+    Raises:
+        EngineBuildError: The disk or the device is too full; the text says what is needed.
+    """
+    free_disk = shutil.disk_usage(_existing(folder)).free
+    if free_disk < plan.disk_bytes:
+        raise EngineBuildError(
+            f"distilling needs up to {_gb(plan.disk_bytes)} in '{folder}', where "
+            f"{_gb(free_disk)} are free: make room, name a folder on another disk, or use fewer "
+            "minutes"
+        )
+    if device.type == "cuda":
+        free_memory, _ = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+    else:
+        free_memory, name = psutil.virtual_memory().available, "this machine's memory"
+    if free_memory < plan.device_bytes:
+        raise EngineBuildError(
+            f"distilling needs about {_gb(plan.device_bytes)} of {name}, where "
+            f"{_gb(free_memory)} are free: end what else uses it, or choose a smaller target or a "
+            "shorter sequence_length"
+        )
+
+
+def _layer_weights(config: Any) -> int:
+    attention = config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    return int(config.hidden_size * (attention + 3 * config.intermediate_size))
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,46 @@
+"""The written text as training data: batches of a seeded shuffle, and a part kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engines.distill.workspace import Workspace
+
+MAX_VALIDATION_SEQUENCES = 128
+VALIDATION_SHARE = 8  # one in so many of the first chunk's sequences at most
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and whether each is an answer's
+
+
+class TextSet:
+    """All chunks of one distillation, in memory."""
+
+    def __init__(self, workspace: Workspace, num_chunks: int) -> None:
+        chunks = [workspace.read_chunk(number) for number in range(num_chunks)]
+        first_length = len(chunks[0][0])
+        self._num_kept = max(1, min(MAX_VALIDATION_SEQUENCES, first_length // VALIDATION_SHARE))
+        self._token_ids = torch.cat([token_ids for token_ids, _ in chunks])
+        self._is_answer = torch.cat([is_answer for _, is_answer in chunks])
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def batch(self, step: int, size: int, *, seed: int) -> Batch:
+        """Return what a training step learns from: the same for the same text, seed and step."""
+        num_sequences = len(self._token_ids) - self._num_kept
+        size = min(size, num_sequences)
+        epoch, index = divmod(step, num_sequences // size)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            self._order = torch.randperm(num_sequences, generator=generator) + self._num_kept
+            self._epoch = epoch
+        return self._rows(self._order[index * size : (index + 1) * size])
+
+    def validation(self, size: int) -> Iterator[Batch]:
+        """Yield the sequences that no training step sees, in batches."""
+        for start in range(0, self._num_kept, size):
+            yield self._rows(torch.arange(start, min(start + size, self._num_kept)))
+
+    def _rows(self, rows: torch.Tensor) -> Batch:
+        return self._token_ids[rows].long(), self._is_answer[rows]
