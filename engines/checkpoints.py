@@ -1,4 +1,4 @@
-"""What a model reference means: the bundled target, a folder, a GGUF file, or a Hub id."""
+"""What a model reference means: a bundled model, a folder, a GGUF file, or a Hub id."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engines import bundled
-from engines.config import BUNDLED
+from engines.config import BUNDLED, BUNDLED_DRAFT
 from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
+from engines.packed import is_packed, packed_identity, read_packed
 from engines.store import EngineStore, engine_key
 
 CONVERSION_VERSION = 1  # part of the key of every converted checkpoint: raised when it changes
@@ -22,7 +23,7 @@ HUB_ID = re.compile(
     re.ASCII,
 )
 
-Source = Literal["bundled", "folder", "gguf", "hub"]
+Source = Literal["bundled", "folder", "packed", "gguf", "hub"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Reference:
     text: str
     source: Source
     name: str  # for people
-    path: Path | None = None  # of a folder or a GGUF file
+    path: Path | None = None  # of a folder, packed or not, or a GGUF file
     repo: str | None = None  # of the Hub
     revision: str | None = None  # of the Hub; None is its main branch
 
@@ -45,6 +46,8 @@ def parse_reference(text: str) -> Reference:
     """
     if text == BUNDLED:
         return Reference(text, "bundled", bundled.NAME)
+    if text == BUNDLED_DRAFT:
+        return Reference(text, "packed", bundled.DRAFT_NAME, path=bundled.DRAFT_FOLDER)
     try:
         path = Path(text).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -53,6 +56,8 @@ def parse_reference(text: str) -> Reference:
     except RuntimeError as exc:  # the home folder of a user who does not exist
         raise _no_model(text) from exc
     if is_folder:
+        if is_packed(path):
+            return Reference(text, "packed", path.resolve().name, path=path)
         if not (path / "config.json").is_file():
             raise ModelLoadError(
                 f"the folder '{text}' holds no model: it has no config.json; name the folder that "
@@ -76,6 +81,14 @@ def _no_model(text: str, reason: str = "") -> ModelLoadError:
         f"there is no model '{text}'{reason}: name a folder, a .gguf file, a Hub id such as "
         f"'org/name', or '{BUNDLED}'"
     )
+
+
+def needed_references(reference: Reference) -> list[Reference]:
+    """Return what must be built for a model: its target first where it is packed, then itself."""
+    if reference.source != "packed":
+        return [reference]
+    assert reference.path is not None
+    return [parse_reference(read_packed(reference.path).target), reference]
 
 
 def gguf_identity(sha256: str) -> Mapping[str, Any]:
@@ -118,16 +131,19 @@ def built_path(reference: Reference, store: EngineStore) -> Path:
         return reference.path
     if reference.source == "hub":
         return _hub_snapshot(reference, remedy)
-    key = bundled_key() if reference.source == "bundled" else gguf_key(reference)
-    entry = store.find(key)
+    entry = store.find(stored_key(reference))
     if entry is None:
         raise ModelNotBuiltError(f"'{reference.name}' is not converted yet; {remedy}")
     return entry.path
 
 
-def gguf_key(reference: Reference) -> str:
-    """Return the store's key of a converted GGUF file, which is read whole once for it."""
+def stored_key(reference: Reference) -> str:
+    """Return the store's key of what is converted: the file of a GGUF is read whole once for it."""
+    if reference.source == "bundled":
+        return bundled_key()
     assert reference.path is not None
+    if reference.source == "packed":
+        return engine_key(reference.name, packed_identity(reference.path))
     with translate_errors(f"'{reference.path}' cannot be read", {OSError: ModelLoadError}):
         status = reference.path.stat()
     sha256 = _sha256(reference.path, status.st_size, status.st_mtime_ns)

@@ -21,6 +21,8 @@ from typing import Any, NoReturn, TypeVar, get_args
 from engines.backends import BACKENDS
 from engines.base import LOADING, BuildProgress, Engine
 from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, run, settings_of
+from engines.checkpoints import built_path, parse_reference
+from engines.child import child_lines, own_module
 from engines.config import (
     BUNDLED,
     DRAFT_KINDS,
@@ -188,6 +190,26 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(printable(f"the draft is in {spec.folder}: use it with --draft {spec.folder}"))
     return {"output": str(spec.folder), **record}
+
+
+def _pack(args: argparse.Namespace) -> dict[str, Any]:
+    slot = EngineSlot()
+    show = _Progress()
+    for progress in slot.build(EngineConfig(target=args.target)):
+        show(progress)
+    target = built_path(parse_reference(args.target), EngineStore())
+    for line in child_lines(
+        own_module(
+            "engines.distill.packing", "pack", args.draft, str(target), args.target, args.output
+        ),
+        action="packing",
+    ):
+        if line is not None:
+            _say(line)
+    num_bytes = sum(path.stat().st_size for path in Path(args.output).iterdir())
+    if not args.json:
+        print(printable(f"packed into {args.output}, {num_bytes / 1e6:.1f} MB"))
+    return {"output": args.output, "num_bytes": num_bytes}
 
 
 def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
@@ -483,6 +505,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     distill_parser = add(commands, "distill", _distill, "make a draft model for a target")
     _add_distill_arguments(distill_parser)
+    pack = add(commands, "pack", _pack, "write a draft without what its target holds too")
+    pack.add_argument("--draft", required=True, help="a folder that distill has filled")
+    pack.add_argument("--target", default=BUNDLED, help="its target (default: %(default)s)")
+    pack.add_argument("--output", required=True, help="a new or empty folder")
     engines = commands.add_parser("engines", help="list or remove built engines")
     actions = engines.add_subparsers(required=True, metavar="ACTION", parser_class=_Parser)
     add(actions, "list", _engines_list, "list the built engines")

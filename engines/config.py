@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
 BUNDLED = "bundled"  # the name of the target that the project brings
+BUNDLED_DRAFT = "bundled-draft"  # and of its draft
 
 DraftKind = Literal["model", "prompt_lookup", "none"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -53,8 +54,8 @@ def check_prompt(prompt: str) -> None:
 class EngineConfig:
     """Which models to load, and how. An equal config names the same engine.
 
-    A model is named by `bundled`, a local folder, a `.gguf` file, or a Hub id such as
-    `org/name` or `org/name@revision`.
+    A model is named by `bundled` or `bundled-draft`, a local folder, a `.gguf` file, or a Hub id
+    such as `org/name` or `org/name@revision`.
     """
 
     backend: str = "transformers"

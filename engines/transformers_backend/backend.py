@@ -9,11 +9,15 @@ from functools import partial
 
 from engines.base import Backend, BackendStatus, BuildProgress, Engine
 from engines.building import Stage, run_stages
-from engines.checkpoints import Reference, parse_reference
+from engines.checkpoints import Reference, needed_references, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.store import EngineStore
-from engines.transformers_backend.checkpoint_build import GgufBuild, fetch_from_hub
+from engines.transformers_backend.checkpoint_build import (
+    GgufBuild,
+    PackedBuild,
+    fetch_from_hub,
+)
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
 INSTALL = "pip install -r requirements.txt"
@@ -44,10 +48,11 @@ class TransformersBackend(Backend):
         references = [parse_reference(config.target)]
         if config.draft is not None:
             references.append(parse_reference(config.draft))
+        needed = [part for reference in references for part in needed_references(reference)]
         with ExitStack() as cleanup:
             stages = [
                 stage
-                for reference in dict.fromkeys(references)
+                for reference in dict.fromkeys(needed)
                 for stage in self._stages(reference, cleanup)
             ]
             stages.append(Stage("check", partial(self._check, references)))
@@ -70,6 +75,8 @@ class TransformersBackend(Backend):
                         f"fetch {reference.name}", partial(fetch_from_hub, reference, self._store)
                     )
                 ]
+            case "packed":
+                return PackedBuild(reference, self._store).stages()
             case "bundled" | "gguf":
                 return GgufBuild(reference, self._store, cleanup).stages()
 

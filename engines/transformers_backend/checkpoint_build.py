@@ -9,9 +9,18 @@ from pathlib import Path
 
 from engines import bundled
 from engines.building import Stage
-from engines.checkpoints import Reference, built_path, bundled_key, gguf_identity, hash_file
+from engines.checkpoints import (
+    Reference,
+    built_path,
+    bundled_key,
+    gguf_identity,
+    hash_file,
+    needed_references,
+    stored_key,
+)
 from engines.child import child_lines, own_module
 from engines.errors import EngineBuildError, ModelNotBuiltError, translate_errors
+from engines.packed import packed_identity
 from engines.store import EngineStore, engine_key
 
 BYTES_PER_WEIGHT = 4  # float32
@@ -96,7 +105,11 @@ class GgufBuild:
             if self._store.holds(key):
                 yield "converted already"
                 return
-            self._require_space(self._source)
+            _require_space(
+                self._store,
+                num_weights(self._source) * BYTES_PER_WEIGHT,
+                f"converting {self._source.name}",
+            )
             with self._store.aside(key) as folder:
                 yield from child_lines(
                     own_module(
@@ -111,15 +124,58 @@ class GgufBuild:
                     )
         yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
 
-    def _require_space(self, source: Path) -> None:
-        needed = num_weights(source) * BYTES_PER_WEIGHT + SPARE_BYTES
-        free = shutil.disk_usage(self._store.root).free
-        if free < needed:
-            raise EngineBuildError(
-                f"converting {source.name} needs about {needed / 1e6:,.0f} MB in "
-                f"{self._store.root}, where {free / 1e6:,.0f} MB are free: make room, or set "
-                "SPECDEC_STORE to a folder on another disk"
+
+class PackedBuild:
+    """A draft that is shipped without its target's embeddings, on its way into the store."""
+
+    def __init__(self, reference: Reference, store: EngineStore) -> None:
+        self._reference = reference
+        self._store = store
+
+    def stages(self) -> list[Stage]:
+        """Return what is left to do. The target is built before."""
+        if self._store.holds(stored_key(self._reference)):
+            return []
+        return [Stage(f"unpack {self._reference.name}", self._unpack)]
+
+    def _unpack(self) -> Generator[str | None, None, None]:
+        packed = self._reference.path
+        assert packed is not None
+        target = built_path(needed_references(self._reference)[0], self._store)
+        key = stored_key(self._reference)
+        with self._store.lock(key):
+            _require_space(
+                self._store,
+                2 * sum(path.stat().st_size for path in target.glob("*.safetensors")),
+                f"unpacking {self._reference.name}",
             )
+            with self._store.aside(key) as folder:
+                yield from child_lines(
+                    own_module(
+                        "engines.distill.packing", "unpack", str(packed), str(target), str(folder)
+                    ),
+                    action=f"unpacking {self._reference.name}",
+                    env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+                )
+                with translate_errors("storing the engine", {OSError: EngineBuildError}):
+                    entry = self._store.commit(
+                        folder,
+                        key=key,
+                        name=self._reference.name,
+                        identity=packed_identity(packed),
+                    )
+        yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
+
+
+def _require_space(store: EngineStore, num_bytes: int, action: str) -> None:
+    needed = num_bytes + SPARE_BYTES
+    free = shutil.disk_usage(store.root).free
+    if free < needed:
+        raise EngineBuildError(
+            f"{action} needs about {needed / 1e6:,.0f} MB in {store.root}, where "
+            f"{free / 1e6:,.0f} MB are free: make room, or set SPECDEC_STORE to a folder on "
+            "another disk"
+        )
 
 
 def num_weights(gguf: Path) -> int:

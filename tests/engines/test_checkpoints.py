@@ -13,9 +13,9 @@ from engines.checkpoints import (
     Reference,
     built_path,
     bundled_key,
-    gguf_key,
     hash_file,
     parse_reference,
+    stored_key,
 )
 from engines.errors import ModelLoadError, ModelNotBuiltError
 from engines.store import EngineStore
@@ -147,16 +147,16 @@ def test_a_gguf_file_is_not_built_until_it_is_converted(gguf: Path, store: Engin
         built_path(reference, store)
 
     with store.aside("any") as aside:
-        entry = store.commit(aside, key=gguf_key(reference), name="My Model", identity={})
+        entry = store.commit(aside, key=stored_key(reference), name="My Model", identity={})
 
     assert built_path(reference, store) == entry.path
 
 
 def test_the_key_of_a_gguf_file_is_that_of_its_content(gguf: Path):
-    before = gguf_key(parse_reference(str(gguf)))
+    before = stored_key(parse_reference(str(gguf)))
     gguf.write_bytes(b"GGUG")
 
-    assert gguf_key(parse_reference(str(gguf))) != before
+    assert stored_key(parse_reference(str(gguf))) != before
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def hashes_of_key(reference: Reference, hashes: list[object]) -> int:
     """Return how many hashes one more key takes."""
     before = len(hashes)
-    gguf_key(reference)
+    stored_key(reference)
     return len(hashes) - before
 
 

@@ -1,0 +1,198 @@
+"""A draft in the form it is shipped in: small files that hold only what its target does not.
+
+Embeddings, tied head and tokenizer are the target's, so they are left out and put back when the
+draft is built; their hash says whether it is the right target. Matrices are kept as 8-bit integers
+with one scale a row.
+
+`python -m engines.distill.packing pack DRAFT TARGET TARGET_NAME OUTPUT`, and
+`… unpack PACKED TARGET OUTPUT`: folders, run as a child process that may be killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from engines.child import ERROR_PREFIX
+from engines.distill.spec import RECORD
+from engines.errors import EngineBuildError, EngineError, translate_errors
+from engines.packed import PACKED_FILE, PACKED_VERSION, read_packed
+from engines.transformers_backend.tokenizer import load_tokenizer
+
+MAX_FILE_BYTES = 15_000_000
+EMBEDDINGS = "model.embed_tokens.weight"
+SCALE = ".scale"  # behind a matrix's name: [rows, 1], float32
+CARD = "README.md"
+KEPT_FILES = ("config.json", "generation_config.json", CARD, RECORD)
+CARD_NOTE = """
+## This folder
+
+It holds only what the target does not: embeddings, the head tied to them and the tokenizer are left
+out, and matrices are 8-bit integers with one scale a row. The first build puts all of it together
+into a normal checkpoint, and refuses a target whose embeddings have another SHA-256 than
+`packed.json` says. `part-N.safetensors` hold the weights, `distill.json` the record of the training.
+"""
+UNREADABLE: dict[type[Exception], type[EngineError]] = dict.fromkeys(
+    (OSError, ValueError, KeyError, SafetensorError), EngineBuildError
+)
+
+
+def pack(draft: Path, target: Path, target_name: str, output: Path) -> None:
+    """Write a draft's folder in the form it is shipped in.
+
+    Args:
+        draft: A folder that `distill` has filled.
+        target: Its target's folder.
+        target_name: How `packed.json` is to name the target: as a user does.
+        output: A new or empty folder.
+
+    Raises:
+        EngineBuildError: The draft's embeddings are not the target's, or a folder is unusable.
+    """
+    with translate_errors(f"'{draft}' cannot be packed", UNREADABLE):
+        weights = load_file(draft / "model.safetensors")
+        embeddings = weights.pop(EMBEDDINGS)
+        if "lm_head.weight" in weights:
+            raise EngineBuildError(f"'{draft}' cannot be packed: its head is not its embeddings")
+        if not torch.equal(embeddings, _embeddings(target)):
+            raise EngineBuildError(
+                f"'{draft}' cannot be packed: its embeddings are not '{target}'s"
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for number, part in enumerate(_parts(_narrowed(weights)), start=1):
+            path = output / f"part-{number}.safetensors"
+            save_file(part, path)
+            path.chmod(0o644)  # to be read by others, unlike what safetensors makes
+            files[path.name] = _sha256(path)
+        for name in KEPT_FILES:
+            if (draft / name).is_file():
+                shutil.copyfile(draft / name, output / name)
+        if (output / CARD).is_file():
+            with (output / CARD).open("a", encoding="utf-8") as file:
+                file.write(CARD_NOTE)
+        values = {
+            "version": PACKED_VERSION,
+            "target": target_name,
+            "embeddings_sha256": _tensor_sha256(embeddings),
+            "files": files,
+        }
+        (output / PACKED_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def unpack(packed: Path, target: Path, output: Path) -> None:
+    """Write a shipped draft as a normal checkpoint, in bfloat16.
+
+    Args:
+        packed: The folder it is shipped in.
+        target: Its target's folder, converted.
+        output: An empty folder.
+
+    Raises:
+        EngineBuildError: A file is missing or damaged, or the target is another one.
+    """
+    values = read_packed(packed)
+    with translate_errors(f"the draft in '{packed}' cannot be unpacked", UNREADABLE):
+        for name, expected in values.files.items():
+            if (actual := _sha256(packed / name)) != expected:
+                raise EngineBuildError(
+                    f"'{packed / name}' is damaged: its SHA-256 is {actual}, not {expected}"
+                )
+        embeddings = _embeddings(target)
+        if _tensor_sha256(embeddings) != values.embeddings_sha256:
+            raise EngineBuildError(
+                f"the draft in '{packed}' is not for '{target}': its embeddings are others; build "
+                f"it with '{values.target}'"
+            )
+        narrow: dict[str, torch.Tensor] = {}
+        for name in values.files:
+            narrow |= load_file(packed / name)
+        weights = {
+            name: (weight * narrow[name + SCALE]).to(torch.bfloat16)
+            if name + SCALE in narrow
+            else weight
+            for name, weight in narrow.items()
+            if not name.endswith(SCALE)
+        }
+        save_file(
+            weights | {EMBEDDINGS: embeddings},
+            output / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        for name in KEPT_FILES:
+            if (packed / name).is_file():
+                shutil.copyfile(packed / name, output / name)
+        load_tokenizer(target, name=target.name).save_pretrained(output)
+
+
+def _narrowed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return matrices as int8 beside their scales, and everything else as it is."""
+    narrow = {}
+    for name, weight in weights.items():
+        if weight.ndim != 2:
+            narrow[name] = weight
+            continue
+        scale = weight.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+        narrow[name] = (weight.float() / scale).round().to(torch.int8)
+        narrow[name + SCALE] = scale
+    return narrow
+
+
+def _parts(weights: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """Return the weights in parts that are small enough for a file each."""
+    parts: list[dict[str, torch.Tensor]] = [{}]
+    num_bytes = 0
+    for name, weight in weights.items():
+        num_bytes += weight.nbytes + 1024  # its place in the header, generously
+        if num_bytes > MAX_FILE_BYTES:
+            parts.append({})
+            num_bytes = weight.nbytes + 1024
+        parts[-1][name] = weight
+    return parts
+
+
+def _embeddings(target: Path) -> torch.Tensor:
+    """Return a target's embeddings [vocab_size, hidden_size] in bfloat16."""
+    for file in sorted(target.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            if EMBEDDINGS in tensors.keys():  # noqa: SIM118  (not a mapping)
+                embeddings: torch.Tensor = tensors.get_tensor(EMBEDDINGS)
+                return embeddings.to(torch.bfloat16)
+    raise EngineBuildError(f"'{target}' holds no embeddings called {EMBEDDINGS}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tensor_sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def main(args: list[str]) -> int:
+    """Pack or unpack, and return the exit code."""
+    try:
+        match args:
+            case ["pack", draft, target, target_name, output]:
+                pack(Path(draft), Path(target), target_name, Path(output))
+            case ["unpack", packed, target, output]:
+                unpack(Path(packed), Path(target), Path(output))
+            case _:
+                raise ValueError(f"unknown arguments: {args}")
+    except (EngineError, ValueError) as exc:
+        sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
