@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from engines import BACKENDS, BUNDLED, DRAFT_KINDS, EngineSlot
+from engines import BACKENDS, BUNDLED, DRAFT_KINDS, EngineSlot, resolve_draft
 from specdec_ui.layout import TITLE, PageDefaults, build_app, launch_options
 
 MAX_WAITING = 64  # runs in the queue; one more is refused with a message
@@ -17,8 +17,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Open the SpecDec Playground in a browser.")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     parser.add_argument("--target", default=BUNDLED, help="model to start with (default: bundled)")
-    parser.add_argument("--draft", default="", help="draft model to start with")
-    parser.add_argument("--draft-kind", choices=DRAFT_KINDS, help="default: model with --draft")
+    parser.add_argument("--draft", default="", help="draft model to start with (bundled: its own)")
+    parser.add_argument(
+        "--draft-kind",
+        choices=DRAFT_KINDS,
+        help="default: model with --draft and for the bundled target, else prompt_lookup",
+    )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="transformers", help="default: %(default)s"
     )
@@ -34,8 +38,8 @@ def main() -> None:
     args = parse_args()
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING)
     slot = EngineSlot()
-    draft_kind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
-    app = build_app(slot, PageDefaults(args.backend, args.target, args.draft, draft_kind))
+    draft, draft_kind = resolve_draft(args.target, args.draft, args.draft_kind)
+    app = build_app(slot, PageDefaults(args.backend, args.target, draft or "", draft_kind))
     try:
         _, url, _ = app.queue(max_size=MAX_WAITING).launch(
             server_name="127.0.0.1",

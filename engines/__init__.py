@@ -21,6 +21,8 @@ from engines.benchmark import (
 )
 from engines.config import (
     BUNDLED,
+    BUNDLED_DRAFT,
+    DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
     DraftKind,
@@ -28,6 +30,7 @@ from engines.config import (
     GenerationRequest,
     SamplingParams,
     check_prompt,
+    resolve_draft,
 )
 from engines.doctor import doctor
 from engines.errors import EngineError
@@ -51,6 +54,8 @@ from engines.store import EngineStore, StoreEntry
 __all__ = [
     "BACKENDS",
     "BUNDLED",
+    "BUNDLED_DRAFT",
+    "DEFAULT_NUM_DRAFT_TOKENS",
     "DRAFT_KINDS",
     "DROPPED_ORIGINS",
     "LOADING",
@@ -95,6 +100,7 @@ __all__ = [
     "doctor",
     "read_recording",
     "recording_lines",
+    "resolve_draft",
     "run",
     "settings_of",
     "stats_of",

@@ -25,15 +25,17 @@ from engines.checkpoints import built_path, parse_reference
 from engines.child import child_lines, own_module
 from engines.config import (
     BUNDLED,
+    BUNDLED_DRAFT,
+    DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
     DeviceName,
-    DraftKind,
     DTypeName,
     EngineConfig,
     GenerationRequest,
     SamplingParams,
     check_prompt,
+    resolve_draft,
 )
 from engines.distill import RECORD, DistillSpec, distill
 from engines.distill.spec import DEFAULT_NUM_LAYERS
@@ -90,7 +92,8 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
             devices = f"; devices: {', '.join(backend['devices'])}" if backend["devices"] else ""
             print(f"back end {name}: {state} ({backend['detail']}){devices}")
         bundled, store, machine = report["bundled"], report["store"], report["environment"]
-        print(f"bundled target {bundled['target']}, draft {bundled['draft']}: {bundled['state']}")
+        print(f"bundled target {bundled['target']}: {bundled['state']}")
+        print(f"bundled draft {bundled['draft']}: {bundled['draft_state']}")
         print(
             f"engine store {store['folder']}: {len(store['engines'])} built, "
             f"{_gb(store['free_bytes'])} free"
@@ -103,6 +106,7 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _build(args: argparse.Namespace) -> dict[str, Any]:
+    args.draft, _ = resolve_draft(args.target, args.draft, None)
     config = _config(args)
     show = _Progress()
     for progress in EngineSlot().build(config):
@@ -119,10 +123,10 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.record:
         check_place(args.record)
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
-    draft_kind: DraftKind = args.draft_kind or ("model" if args.draft else "prompt_lookup")
+    args.draft, draft_kind = resolve_draft(args.target, args.draft, args.draft_kind)
     num_draft_tokens = args.num_draft_tokens
     if num_draft_tokens is None:
-        num_draft_tokens = 0 if draft_kind == "none" else 4
+        num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS[draft_kind]
     # Made before anything is loaded, so that a bad number is told at once.
     request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
     engine = slot.load(_config(args), _Progress())
@@ -356,7 +360,9 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", default="transformers", choices=BACKENDS, help="default: %(default)s"
     )
     parser.add_argument("--target", default=BUNDLED, help=f"{model}, or '{BUNDLED}' (default)")
-    parser.add_argument("--draft", help=f"{model}; left out, no draft model is loaded")
+    parser.add_argument(
+        "--draft", help=f"{model}, or '{BUNDLED_DRAFT}' (default for the bundled target)"
+    )
     parser.add_argument(
         "--dtype", default="auto", choices=get_args(DTypeName), help="default: %(default)s"
     )
@@ -371,12 +377,16 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", help="the prompt itself")
     prompt.add_argument("--prompt-file", help="a file that holds the prompt, in UTF-8")
     parser.add_argument(
-        "--draft-kind", choices=DRAFT_KINDS, help="default: model with --draft, else prompt_lookup"
+        "--draft-kind",
+        choices=DRAFT_KINDS,
+        help="default: model with --draft and for the bundled target, else prompt_lookup",
     )
     parser.add_argument(
         "--num-draft-tokens",
         type=_number(int, "num_draft_tokens", f"use 1 to {MAX_NUM_DRAFT_TOKENS}"),
-        help=f"drafted per step, 1 to {MAX_NUM_DRAFT_TOKENS} (default: 4)",
+        help=f"drafted per step, 1 to {MAX_NUM_DRAFT_TOKENS} (default: "
+        f"{DEFAULT_NUM_DRAFT_TOKENS['model']} by a model, "
+        f"{DEFAULT_NUM_DRAFT_TOKENS['prompt_lookup']} by prompt_lookup)",
     )
     parser.add_argument(
         "--max-new-tokens",

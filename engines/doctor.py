@@ -9,9 +9,10 @@ import psutil
 
 from engines import bundled
 from engines.backends import BACKENDS, create_backend
-from engines.checkpoints import bundled_key
+from engines.checkpoints import bundled_key, parse_reference, stored_key
+from engines.config import BUNDLED_DRAFT
 from engines.environment import environment
-from engines.errors import EngineBuildError
+from engines.errors import EngineBuildError, EngineError
 from engines.store import EngineStore
 
 
@@ -36,8 +37,9 @@ def doctor(store: EngineStore | None = None) -> dict[str, Any]:
         },
         "bundled": {
             "target": bundled.NAME,
-            "draft": "prompt_lookup",
+            "draft": bundled.DRAFT_NAME,
             "state": _bundled_state(store),
+            "draft_state": _bundled_draft_state(store),
         },
         "environment": environment(),
     }
@@ -53,6 +55,15 @@ def _bundled_state(store: EngineStore) -> str:
     if found is not None:
         return f"not built; its file is here already: {found}"
     return f"not built; the first build fetches {bundled.GGUF_BYTES / 1e6:.0f} MB"
+
+
+def _bundled_draft_state(store: EngineStore) -> str:
+    try:
+        if store.find(stored_key(parse_reference(BUNDLED_DRAFT))) is not None:
+            return "built"
+    except EngineError as exc:
+        return str(exc)
+    return f"not built; it is unpacked from {bundled.DRAFT_FOLDER} in seconds"
 
 
 def _free_bytes(store: EngineStore) -> int:

@@ -11,6 +11,7 @@ from gradio.events import api
 
 from engines import (
     BUNDLED,
+    DEFAULT_NUM_DRAFT_TOKENS,
     LOADING,
     WAITING,
     BuildProgress,
@@ -18,6 +19,7 @@ from engines import (
     EngineConfig,
     EngineSlot,
     doctor,
+    resolve_draft,
 )
 from specdec_ui.handlers import USER_ERRORS, running_text, stream_run, throttled
 from specdec_ui.state import RunForm, RunState
@@ -54,8 +56,8 @@ def add_endpoints(slot: EngineSlot) -> None:
     def generator(*, baseline: bool) -> Callable[..., Iterator[dict[str, Any]]]:
         def generate(
             prompt: str,
-            num_draft_tokens: int = 4,
-            draft_kind: str = "prompt_lookup",
+            num_draft_tokens: int | None = None,
+            draft_kind: str | None = None,
             max_new_tokens: int = 64,
             temperature: float = 0.0,
             top_k: int = 0,
@@ -67,12 +69,16 @@ def add_endpoints(slot: EngineSlot) -> None:
             backend: str = "transformers",
             repeats: int = 1,
         ) -> Iterator[dict[str, Any]]:
+            # What is left open is chosen as the page does; the rest is judged with the form.
+            chosen_draft, kind = resolve_draft(target, draft, cast(DraftKind | None, draft_kind))
+            if num_draft_tokens is None:
+                num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS.get(kind, 0)
             yield from stream(
                 RunForm(
                     backend=backend,
                     target=target,
-                    draft_kind=cast(DraftKind, draft_kind),  # judged with the rest of the form
-                    draft=draft,
+                    draft_kind=kind,
+                    draft=chosen_draft or "",
                     prompt=prompt,
                     chat_template=chat_template,
                     num_draft_tokens=num_draft_tokens,
@@ -93,11 +99,12 @@ def add_endpoints(slot: EngineSlot) -> None:
     ) -> Iterator[dict[str, Any]]:
         """Build a pair into the engine store, yielding progress."""
         with as_page_error():
-            config = EngineConfig(backend=backend, target=target, draft=draft or None)
+            chosen_draft, _ = resolve_draft(target, draft, None)
+            config = EngineConfig(backend=backend, target=target, draft=chosen_draft)
             with closing(slot.build(config)) as progress:
                 for item in progress:
                     yield _progress(item)
-        yield {"state": "built", "built": [name for name in (target, draft) if name]}
+        yield {"state": "built", "built": [name for name in (target, chosen_draft) if name]}
 
     def report() -> dict[str, Any]:
         """Say what is installed and usable."""

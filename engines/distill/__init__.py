@@ -35,7 +35,7 @@ def distill(spec: DistillSpec) -> Generator[DistillProgress | None, None, None]:
             continue
         try:
             progress = DistillProgress.from_mapping(json.loads(line))
-        except (ValueError, TypeError):  # a library's own words
+        except (ValueError, TypeError, AttributeError):  # a library's own words
             progress = DistillProgress(phase, 0.0, message=line)
         phase = progress.phase
         yield progress

@@ -14,7 +14,7 @@ from engines.distill.evaluation import (
     NUMS_DRAFT_TOKENS,
     SAMPLINGS,
 )
-from engines.distill.spec import RECORD, DistillSpec
+from engines.distill.spec import DEFAULT_SEQUENCE_LENGTH, RECORD, DistillSpec
 from engines.distill.workspace import Workspace
 
 
@@ -73,6 +73,8 @@ def command_of(spec: DistillSpec) -> str:
     if spec.layers is not None:
         words.append(f"--take {','.join(map(str, spec.layers))}")
     words += [f"--minutes {spec.minutes:g}", f"--seed {spec.seed}"]
+    if spec.sequence_length != DEFAULT_SEQUENCE_LENGTH:
+        words.append(f"--sequence-length {spec.sequence_length}")
     if spec.max_tokens is not None:
         words.append(f"--max-tokens {spec.max_tokens}")
     for option, file in (("prompts", spec.prompts), ("evaluate", spec.evaluation)):

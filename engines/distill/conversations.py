@@ -11,12 +11,14 @@ import torch
 
 from engines.distill.prompts import BEGINNINGS, Prompt, read_prompts
 from engines.distill.script import Script
+from engines.distill.spec import part_seed
 from engines.distill.writing import Text, write
 
 USER_TEMPERATURES = (0.7, 1.0)  # what users say must vary, or all conversations would be one
 GREEDY_SHARE = 0.6  # of the conversations whose answers are greedy; the others' go up to 1
 MAX_TURN_TOKENS = 200  # a small target's long answers say the same again and again
 MAX_OPENING_SHARE = 0.5  # of a sequence that an opening may take
+MAX_TURN_SHARE = 1 / 3  # likewise a turn, so that a short sequence has room for an answer
 
 
 def opening_of(tokenizer: Any, script: Script, prompt: Prompt) -> list[int]:
@@ -73,7 +75,7 @@ class Conversations:
     ) -> Generator[Text | None, None, None]:
         """Write one chunk: the same for the same target, size, number and seed on like devices."""
         device = model.device
-        generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
+        generator = torch.Generator(device).manual_seed(part_seed(seed, number))
         uniforms = torch.rand(3, num_sequences, 1, generator=generator, device=device)
         low, high = USER_TEMPERATURES
         user = low + (high - low) * uniforms[0]
@@ -87,7 +89,7 @@ class Conversations:
                 [answer if turn.is_answer else user for turn in self.script.turns], dim=1
             ),
             generator=generator,
-            max_turn_tokens=MAX_TURN_TOKENS,
+            max_turn_tokens=min(MAX_TURN_TOKENS, int(self.length * MAX_TURN_SHARE)),
         )
 
     def _opening(self, index: int) -> list[int]:

@@ -38,7 +38,7 @@ CARD_NOTE = """
 It holds only what the target does not: embeddings, the head tied to them and the tokenizer are left
 out, and matrices are 8-bit integers with one scale a row. The first build puts all of it together
 into a normal checkpoint, and refuses a target whose embeddings have another SHA-256 than
-`packed.json` says. `part-N.safetensors` hold the weights, `distill.json` the record of the training.
+`packed.json` says. `part-N.safetensors` hold the weights, `distill.json` how they were trained.
 """
 UNREADABLE: dict[type[Exception], type[EngineError]] = dict.fromkeys(
     (OSError, ValueError, KeyError, SafetensorError), EngineBuildError

@@ -189,6 +189,8 @@ class Distillation:
         validate_s = min(VALIDATE_S, seconds / MIN_VALIDATIONS)
         if not phase.get("curve"):  # before the first step: what the layers are worth untrained
             phase.update(num_steps=0, num_tokens=0, curve=[])
+            with self.workspace.writing():
+                self._tokenizer.save_pretrained(self.spec.folder)
             yield self._validate(clock, trainer, text, loss=None)
         losses: list[torch.Tensor] = []
         is_over = False
@@ -291,8 +293,7 @@ class Distillation:
         )
 
     def _save(self) -> Generator[DistillProgress, None, None]:
-        """Write what belongs to a checkpoint besides its weights: the tokenizer and the card."""
-        self._tokenizer.save_pretrained(self.spec.folder)
+        """Write what belongs to a checkpoint besides its weights and its tokenizer: the card."""
         record = {
             "target": self._name,
             "layers": list(self.layers),
@@ -355,6 +356,7 @@ class Distillation:
     def _write_draft(self, student: Any) -> None:
         """Write the student as a checkpoint that any library loads."""
         aside = self.workspace.work / "draft"
-        save_student(student, aside)
+        with self.workspace.writing():
+            save_student(student, aside)
         for path in sorted(aside.iterdir()):
             self.workspace.replace(path.name, path.rename)

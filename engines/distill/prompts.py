@@ -34,7 +34,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         ValueError: It cannot be read, or holds no prompt; the text names the line.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise ValueError(f"the prompt file '{path}' cannot be read: {exc}") from exc
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]

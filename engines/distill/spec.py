@@ -15,6 +15,7 @@ Phase = Literal["prepare", "generate", "train", "evaluate", "save"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 DEFAULT_NUM_LAYERS = 6
+DEFAULT_SEQUENCE_LENGTH = 640
 RECORD = "distill.json"  # in the output folder: how the draft was made, for programs
 NUM_END_LAYERS = 2  # taken of either end before any from between
 MAX_MINUTES = 7 * 24 * 60.0
@@ -36,7 +37,7 @@ class DistillSpec:
     evaluation: str | None = None  # a file of prompts to evaluate on; None: text kept apart
     seed: int = 0
     device: DeviceName = "auto"
-    sequence_length: int = 640  # tokens of a conversation
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH  # tokens of a conversation
     max_tokens: int | None = None  # generated at most; None: as many as the minutes allow
     resume: bool = False
 
@@ -78,6 +79,11 @@ class DistillSpec:
     @property
     def folder(self) -> Path:
         return Path(self.output).expanduser()
+
+
+def part_seed(seed: int, part: int) -> int:
+    """Return the seed of one chunk or epoch: within what PyTorch's generators take."""
+    return (seed * 1_000_003 + part) % 2**63
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from engines.distill.spec import part_seed
 from engines.distill.workspace import Workspace
 
 MAX_VALIDATION_SEQUENCES = 128
@@ -18,11 +19,21 @@ class TextSet:
     """All chunks of one distillation, in memory."""
 
     def __init__(self, workspace: Workspace, num_chunks: int) -> None:
+        """Read the chunks.
+
+        Raises:
+            ValueError: What is kept apart holds no answer to measure a student on.
+        """
         chunks = [workspace.read_chunk(number) for number in range(num_chunks)]
         first_length = len(chunks[0][0])
         self._num_kept = max(1, min(MAX_VALIDATION_SEQUENCES, first_length // VALIDATION_SHARE))
         self._token_ids = torch.cat([token_ids for token_ids, _ in chunks])
         self._is_answer = torch.cat([is_answer for _, is_answer in chunks])
+        if not self._is_answer[: self._num_kept, 1:].any():
+            raise ValueError(
+                f"sequence_length is {self._token_ids.shape[1]}, and no answer of the target's "
+                "begins within it: use a longer one"
+            )
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.long)
 
@@ -32,7 +43,7 @@ class TextSet:
         size = min(size, num_sequences)
         epoch, index = divmod(step, num_sequences // size)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed(part_seed(seed, epoch))
             self._order = torch.randperm(num_sequences, generator=generator) + self._num_kept
             self._epoch = epoch
         return self._rows(self._order[index * size : (index + 1) * size])

@@ -131,7 +131,7 @@ class Trainer:
         ):
             part = distillation_loss(
                 self._logits(draft_part), self._logits(target_part), overlap_weight(progress)
-            ) / len(leaf)
+            ) / max(len(leaf), 1)
             torch.autograd.backward(part)
             loss += part.detach()
         torch.autograd.backward(student_hidden, leaf.grad)

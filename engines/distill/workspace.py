@@ -17,13 +17,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
-from engines.errors import EngineBuildError, translate_errors
+from engines.errors import EngineBuildError, EngineError, translate_errors
 
 WORK = "distill"
 STATE = "state.json"
 CHECKPOINT = "checkpoint.pt"
 STATE_VERSION = 1
+
+WRITE_ERRORS: dict[type[Exception], type[EngineError]] = {
+    OSError: EngineBuildError,
+    RuntimeError: EngineBuildError,  # torch's
+    SafetensorError: EngineBuildError,
+}
 
 
 class Workspace:
@@ -71,7 +78,7 @@ class Workspace:
         state = self._read_state()
         if state is None:
             state = {"version": STATE_VERSION, "identity": dict(identity), "phases": {}}
-            with self._writing():
+            with self.writing():
                 self.work.mkdir(parents=True, exist_ok=True)
             self.write_state(state)
         for key, value in identity.items():
@@ -123,9 +130,13 @@ class Workspace:
         """
         path = self.folder / name
         aside = path.with_name(f".{path.name}.part")
-        with self._writing():
+        with self.writing():
             write(aside)
             os.replace(aside, path)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Turn what libraries raise over a full disk into an `EngineBuildError`."""
+        return translate_errors(f"'{self.folder}' cannot be written", WRITE_ERRORS)
 
     def finish(self) -> None:
         """Delete what only a resumed run needs."""
@@ -144,12 +155,6 @@ class Workspace:
                 f"the run in '{self.folder}' was begun by another version: name another folder"
             )
         return state
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return translate_errors(
-            f"'{self.folder}' cannot be written",
-            {OSError: EngineBuildError, RuntimeError: EngineBuildError},
-        )
 
 
 def _chunk_name(number: int) -> str:

@@ -155,7 +155,7 @@ def _plan(openings: Sequence[Sequence[int]], length: int, device: torch.device) 
     """Return [num_sequences, length] forced ids: the openings, then whatever is sampled."""
     plan = torch.full((len(openings), length), _FREE)
     for row, opening in zip(plan, openings, strict=True):
-        row[: len(opening)] = torch.tensor(opening[:length])
+        row[: len(opening)] = torch.tensor(opening)
     return plan.to(device)
 
 
