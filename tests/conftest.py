@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engines.base import Engine
-from engines.config import EngineConfig
+from engines.config import BUNDLED_DRAFT, EngineConfig
 from engines.environment import usable_cpus
 from engines.generation import Vocabulary
 from engines.slot import EngineSlot
@@ -140,8 +140,8 @@ def tiny_engine(tiny_target: Path, tiny_draft: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def bundled_engine() -> Iterator[Engine]:
-    """The bundled target, from the user's own store: converted once, not per test run."""
-    with load_engine(EngineConfig()) as engine:
+    """The bundled pair, from the user's own store: converted once, not per test run."""
+    with load_engine(EngineConfig(draft=BUNDLED_DRAFT)) as engine:
         yield engine
 
 

@@ -64,7 +64,7 @@ def pack(draft: Path, target: Path, target_name: str, output: Path) -> None:
             raise EngineBuildError(f"'{draft}' cannot be packed: its head is not its embeddings")
         if not torch.equal(embeddings, _embeddings(target)):
             raise EngineBuildError(
-                f"'{draft}' cannot be packed: its embeddings are not '{target}'s"
+                f"'{draft}' cannot be packed: its embeddings are not those of '{target_name}'"
             )
         output.mkdir(parents=True, exist_ok=True)
         files = {}

@@ -1,8 +1,8 @@
 """Lossless on a real model: speculative output equals plain output, id for id, in float32.
 
-Ten prompts of different kinds, 64 new tokens, four draft lengths, prompt lookup and a draft model
-that is nearly always wrong. It takes several minutes on two cores: it is the project's first
-promise.
+Ten prompts of different kinds, 64 new tokens, four draft lengths, prompt lookup, the bundled draft,
+and a draft model that is nearly always wrong. It takes several minutes on two cores: it is the
+project's first promise.
 """
 
 from __future__ import annotations
@@ -59,6 +59,19 @@ def engine(bundled_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.copy(file, folder)
     with load_engine(EngineConfig(draft=str(folder))) as engine:
         yield engine
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_the_bundled_draft_leaves_the_output_as_it_is(bundled_engine, kind):
+    """Its passes are of another dtype where that pays; the target's are not."""
+    prompt = bundled_engine.encode(PROMPTS[kind], chat_template=True)
+    plain = GenerationRequest(prompt, max_new_tokens=NEW_TOKENS)
+    expected = stats_of(bundled_engine.generate(plain)).output_token_ids
+    for num_draft_tokens in (1, 2, 4, 8):
+        request = GenerationRequest(prompt, "model", num_draft_tokens, NEW_TOKENS)
+        stats = stats_of(bundled_engine.generate(request))
+        assert stats.output_token_ids == expected, f"num_draft_tokens {num_draft_tokens}"
+        assert stats.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
