@@ -130,7 +130,7 @@ def evaluate(
                     generator,
                     [
                         categories.setdefault(name, CategoryResult())
-                        for name in (prompt.category, ALL)
+                        for name in dict.fromkeys((prompt.category, ALL))
                     ],
                 )
         results[sampling] = {name: result.to_dict() for name, result in categories.items()}

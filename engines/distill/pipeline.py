@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +297,7 @@ class Distillation:
             "target": self._name,
             "layers": list(self.layers),
             "command": command_of(self.spec),
-            "spec": asdict(self.spec),
+            "spec": self.spec.without_paths(),
             "device": device_name(self.device),
             "environment": environment(),
             **self._state["phases"],

@@ -76,6 +76,14 @@ class DistillSpec:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def without_paths(self) -> dict[str, Any]:
+        """Return the fields for a record that others read: files and folders by name alone."""
+        values = asdict(self)
+        for name in ("output", "prompts", "evaluation"):
+            if values[name] is not None:
+                values[name] = Path(values[name]).name
+        return values
+
     @property
     def folder(self) -> Path:
         return Path(self.output).expanduser()

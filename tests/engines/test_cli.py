@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import pytest
 from engines.benchmark import RunEvent, RunRecord
 from engines.child import PROJECT_ROOT
 from engines.cli import main
+from engines.distill import DistillProgress
 from engines.events import Finish, Prefill, Step, Token
 from engines.recording import read_recording, write_recording
 from engines.store import EngineStore
+from engines.terminal import distill_text
 
 RUN_NAMES = {
     "num_drafts",
@@ -239,11 +242,64 @@ def test_the_doctor_tells_people_and_programs(cli: Cli, store: EngineStore):
     assert last_json(as_json)["backends"]["transformers"]["usable"] is True
 
 
+# -- distill
+
+
+def test_a_distillation_ends_in_a_draft_and_one_json_object(
+    cli: Cli, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "draft"
+    code, out, err = cli(
+        "distill", "--target", tiny_target, "--output", folder, "--take", "1", "--minutes", "0.01",
+        "--max-tokens", 1, "--sequence-length", 48, "--seed", 3, "--json",
+    )  # fmt: skip
+
+    result = last_json(out)
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert result["output"] == str(folder)
+    assert (result["layers"], result["spec"]["seed"]) == ([1], 3)
+    assert result["generate"]["num_tokens"] == 16 * 48
+    assert result["evaluate"]["results"].keys() >= {"greedy", "temperature 1"}
+    assert err.startswith("[1/1] check\n")
+    for start in (
+        "prepare, target ",
+        "generate, 100%, 768 tokens written",
+        "train, ",
+        "evaluate, ",
+    ):
+        assert f"\n{start}" in err
+    assert err.splitlines()[-1] == f"save, 100%, saved in {folder}"
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_report_is_one_line_of_what_concerns_its_phase():
+    reports = {
+        DistillProgress("prepare", 0, message="4 layers"): "prepare, 4 layers",
+        DistillProgress("train", 1): "train",
+        DistillProgress("evaluate", 3, fraction=0.254, remaining_s=0.0): "evaluate, 25%",
+        DistillProgress(
+            "generate", 2, fraction=0.5, remaining_s=90.0, num_tokens=123456,
+            tokens_per_second=28000.4,
+        ): "generate, 50%, 123,456 tokens, 28,000 tokens/s, about 1.5 minutes left",
+        DistillProgress(
+            "train", 2, fraction=1.0, num_tokens=5, loss=1.23456, agreement=0.5, message="kept",
+        ): "train, 100%, kept, loss 1.235",
+    }  # fmt: skip
+
+    assert [distill_text(report) for report in reports] == list(reports.values())
+
+
 # -- bad input
 
 
 def run_with(*args: str) -> list[str]:
     return ["run", "--target", "TINY", "--prompt", "hi", *args]
+
+
+def distill_with(*args: str) -> list[str]:
+    return ["distill", "--target", "TINY", "--output", "OUT", *args]
 
 
 BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
@@ -300,6 +356,26 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
     (["replay", "x", "--speed", "0"], 2, ["speed is '0'", "use 0.01 to 1000"]),
     (["replay", "x", "--speed", "nan"], 2, ["speed is 'nan'", "use 0.01 to 1000"]),
     (["build", "--target", "TINY", "--draft", "BROKEN"], 1, ["'broken'", "not a valid JSON file"]),
+    (["distill", "--target", "TINY"], 2, ["--output"]),
+    (["distill", "--output", " ", "--target", "TINY"], 2, ["output is empty", "name a folder"]),
+    (["distill", "--output", "OUT", "--target", "/none"], 1, ["'/none'", "name a folder"]),
+    (distill_with("--layers", "0"), 2, ["num_layers is 0", "from 1 to"]),
+    (distill_with("--layers", "-1"), 2, ["num_layers is -1", "from 1 to"]),
+    (distill_with("--layers", "few"), 2, ["layers is 'few'", "whole number"]),
+    (distill_with("--layers", "3"), 1, ["num_layers is 3", "the target has 2", "use 1 to 2"]),
+    (distill_with("--take", "0,x"), 2, ["take is '0,x'", "0,1,28,29"]),
+    (distill_with("--take", "0,1", "--layers", "1"), 2, ["names 2 layers", "num_layers is 1"]),
+    (distill_with("--minutes", "0"), 2, ["minutes is 0.0", "use more than 0"]),
+    (distill_with("--minutes", "soon"), 2, ["minutes is 'soon'", "above 0"]),
+    (distill_with("--seed", "-1"), 2, ["seed is -1", "from 0"]),
+    (distill_with("--sequence-length", "8"), 2, ["sequence_length is 8", "from 32 to 4,096"]),
+    (distill_with("--max-tokens", "0"), 2, ["max_tokens is 0", "from 1"]),
+    (distill_with("--device", "tpu"), 2, ["'tpu'", "cuda"]),
+    (
+        ["distill", "--output", "FULL", "--target", "TINY", "--layers", "1"],
+        1,
+        ["full' is not empty", "name a new or an empty one"],
+    ),
     (["engines", "remove", "none-123"], 1, ["'none-123'", "built are: none"]),
     (["engines", "remove", "../x"], 1, ["'../x'", "built are: none"]),
 ]
@@ -322,7 +398,9 @@ def test_bad_input_ends_in_one_sentence_and_its_exit_code(
     latin1.write_bytes("é".encode("latin-1"))
     emoji = tmp_path / "emoji.txt"
     emoji.write_text("🙂" * 25_000, encoding="utf-8")  # 100 kB
+    shutil.copytree(broken, tmp_path / "full")
     places = {"TINY": tiny_target, "BROKEN": broken, "LATIN1": latin1, "EMOJI": emoji}
+    places |= {"FULL": tmp_path / "full", "OUT": tmp_path / "draft"}
     for name, path in places.items():
         args = [arg.replace(name, str(path)) for arg in args]
 
@@ -334,6 +412,28 @@ def test_bad_input_ends_in_one_sentence_and_its_exit_code(
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert all(part in lines[0] for part in told), lines[0]
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_target_that_no_draft_can_be_made_of_is_told_in_one_sentence(
+    cli: Cli, tiny_target: Path, tmp_path: Path
+):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    target = tmp_path / "other"
+    shutil.copytree(tiny_target, target)
+    sizes = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(target)
+
+    code, out, err = cli("distill", "--target", target, "--output", tmp_path / "draft")
+
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == (
+        "error: distilling: 'other' cannot be distilled: it is a 'gpt2' model, and drafts are "
+        "made of the 'llama' architecture only"
+    )
+    assert err.count("error: ") == 1
+    assert not (tmp_path / "draft").exists()
 
 
 # -- terminals
@@ -416,3 +516,23 @@ def test_stopping_a_run_keeps_what_there_is_of_it(tiny_target: Path, tmp_path: P
     assert err == f"stopped\nrecorded to {path}\n"
     assert stats[-1].finish_reason == "cancelled"
     assert f"speculative: {stats[-1].num_output_tokens} tokens in" in out
+
+
+def test_stopping_a_distillation_keeps_what_there_is_of_it(tiny_target: Path, tmp_path: Path):
+    folder = tmp_path / "draft"
+    process = child(
+        "distill", "--target", tiny_target, "--output", folder, "--layers", 1, "--minutes", 60,
+        "--sequence-length", 48, "--json", env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    with process:
+        assert process.stderr is not None
+        while not (folder / "distill" / "state.json").is_file():
+            process.stderr.readline()
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+
+    lines = [line for line in err.splitlines() if not line.startswith("generate, ")]
+    assert process.returncode == 130
+    assert lines == [f"stopped; what is done so far is in {folder}, and --resume goes on with it"]
+    assert last_json(out) == {"output": str(folder)}

@@ -1,0 +1,192 @@
+"""The output folder: which are refused, what survives, what ends with the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.distill.workspace import Workspace
+from engines.errors import EngineBuildError
+from tests.engines.conftest import largest_file
+
+IDENTITY = {"target": "bundled", "layers": [0, 1], "seed": 0}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "draft")
+
+
+def new(_: Workspace) -> None:
+    """Leave it as it is: nothing is there."""
+
+
+def empty(workspace: Workspace) -> None:
+    (workspace.folder / "also" / "empty").mkdir(parents=True)
+
+
+def a_file(workspace: Workspace) -> None:
+    workspace.folder.write_text("")
+
+
+def foreign(workspace: Workspace) -> None:
+    workspace.folder.mkdir()
+    (workspace.folder / "thesis.txt").write_text("all of it")
+
+
+def foreign_inside(workspace: Workspace) -> None:
+    (workspace.folder / "distill").mkdir(parents=True)
+    (workspace.folder / "distill" / ".hidden").write_text("")
+
+
+def interrupted(workspace: Workspace) -> None:
+    workspace.open(IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("make", "resume", "told"),
+    [
+        (new, False, None),
+        (empty, False, None),
+        (interrupted, True, None),
+        (a_file, False, "'{}' is a file: name a folder for the draft"),
+        (a_file, True, "'{}' is a file: name a folder for the draft"),
+        (foreign, False, "the folder '{}' is not empty: name a new or an empty one"),
+        (foreign_inside, False, "the folder '{}' is not empty: name a new or an empty one"),
+        (interrupted, False, "'{}' holds an interrupted run: go on with it (--resume), or name "
+         "another folder"),
+        (new, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
+        (empty, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
+        (foreign, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
+    ],
+)  # fmt: skip
+def test_a_folder_is_taken_or_refused_in_a_sentence(
+    workspace: Workspace, make: Callable[[Workspace], None], resume: bool, told: str | None
+):
+    make(workspace)
+    before = sorted(workspace.folder.rglob("*"))
+    if told is None:
+        workspace.check(resume=resume)
+    else:
+        with pytest.raises(EngineBuildError) as caught:
+            workspace.check(resume=resume)
+        assert str(caught.value) == told.format(workspace.folder)
+
+    assert sorted(workspace.folder.rglob("*")) == before
+
+
+def test_a_state_is_read_back_by_the_run_that_resumes(workspace: Workspace):
+    state = workspace.open(IDENTITY)
+    assert state["phases"] == {}
+
+    state["phases"]["generate"] = {"num_chunks": 3}
+    workspace.write_state(state)
+
+    assert workspace.open(IDENTITY) == state
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", 1), ("layers", [0, 2]), ("target", "org/other")]
+)
+def test_a_run_that_was_begun_as_another_is_told_what_differs(
+    workspace: Workspace, key: str, value: object
+):
+    workspace.open(IDENTITY)
+
+    with pytest.raises(EngineBuildError) as caught:
+        workspace.open({**IDENTITY, key: value})
+
+    assert str(caught.value) == (
+        f"the run in '{workspace.folder}' was begun with another {key} ({IDENTITY[key]!r}, not "
+        f"{value!r}): repeat it as it was, or name another folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "state.json' cannot be read: Expecting property name"),
+        (json.dumps({"version": 0}), "was begun by another version: name another folder"),
+    ],
+)
+def test_a_state_that_cannot_be_gone_on_with_is_refused(workspace: Workspace, text: str, told: str):
+    workspace.open(IDENTITY)
+    (workspace.work / "state.json").write_text(text)
+
+    with pytest.raises(EngineBuildError, match=told):
+        workspace.open(IDENTITY)
+
+
+def test_a_killed_write_leaves_the_file_of_before(workspace: Workspace):
+    workspace.open(IDENTITY)
+    workspace.replace("file", lambda path: path.write_text("whole"))
+
+    def killed(path: Path) -> None:
+        path.write_text("ha")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        workspace.replace("file", killed)
+    assert (workspace.folder / "file").read_text() == "whole"
+
+    workspace.replace("file", lambda path: path.write_text("new"))
+    assert (workspace.folder / "file").read_text() == "new"
+    assert [path.name for path in workspace.folder.iterdir() if path.is_file()] == ["file"]
+
+
+def test_a_full_disk_is_told_and_leaves_the_files_of_before(workspace: Workspace):
+    workspace.open(IDENTITY)
+    small, large = torch.zeros(2, 3), torch.zeros(200, 300)
+    workspace.write_chunk(0, small, small > 0)
+    workspace.write_checkpoint({"student": small})
+
+    told = f"^'{workspace.folder}' cannot be written: "
+    with largest_file(8000):
+        with pytest.raises(EngineBuildError, match=told):
+            workspace.write_chunk(0, large, large > 0)
+        with pytest.raises(EngineBuildError, match=told):
+            workspace.write_checkpoint({"student": large})
+
+    assert workspace.read_chunk(0)[0].shape == (2, 3)
+    checkpoint = workspace.read_checkpoint(torch.device("cpu"))
+    assert checkpoint is not None
+    assert torch.equal(checkpoint["student"], small)
+
+
+def test_a_folder_that_may_not_be_made_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(EngineBuildError, match=r"'.*/file/draft' cannot be written: "):
+        Workspace(tmp_path / "file" / "draft").open(IDENTITY)
+
+
+def test_chunks_and_checkpoints_come_back_as_they_were(workspace: Workspace):
+    workspace.open(IDENTITY)
+    token_ids = torch.tensor([[0, 49151], [3, 4]])
+    is_answer = torch.tensor([[False, True], [True, True]])
+    assert workspace.read_checkpoint(torch.device("cpu")) is None
+
+    workspace.write_chunk(7, token_ids, is_answer)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    workspace.write_checkpoint({"student": {"a": parameter}, "phase": {"curve": [{"loss": None}]}})
+
+    read_ids, read_is_answer = workspace.read_chunk(7)
+    assert torch.equal(read_ids.long(), token_ids)
+    assert torch.equal(read_is_answer, is_answer)
+    checkpoint = workspace.read_checkpoint(torch.device("cpu"))
+    assert checkpoint is not None
+    assert torch.equal(checkpoint["student"]["a"], parameter)
+    assert checkpoint["phase"] == {"curve": [{"loss": None}]}
+
+
+def test_what_only_a_resumed_run_needs_goes_at_the_end(workspace: Workspace):
+    workspace.open(IDENTITY)
+    workspace.replace("README.md", lambda path: path.write_text("card"))
+
+    workspace.finish()
+
+    assert [path.name for path in workspace.folder.iterdir()] == ["README.md"]
