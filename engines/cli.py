@@ -38,7 +38,7 @@ from engines.config import (
     resolve_draft,
 )
 from engines.distill import RECORD, DistillSpec, distill
-from engines.distill.spec import DEFAULT_NUM_LAYERS
+from engines.distill.spec import DEFAULT_NUM_LAYERS, DEFAULT_SEQUENCE_LENGTH
 from engines.doctor import doctor
 from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
@@ -188,7 +188,9 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
                 shown_at = time.monotonic()
                 _say(distill_text(report))
     except KeyboardInterrupt:
-        _say(f"stopped; what is done so far is in {spec.folder}, and --resume goes on with it")
+        is_begun = spec.folder.is_dir() and any(spec.folder.iterdir())
+        kept = f"; what is done is in {spec.folder}, and --resume goes on with it"
+        _say(f"stopped{kept if is_begun else ' before anything was done'}")
         return {"output": str(spec.folder), "exit_code": STOPPED_BY_USER}
     record = json.loads((spec.folder / RECORD).read_text(encoding="utf-8"))
     if not args.json:
@@ -472,8 +474,8 @@ def _add_distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence-length",
         type=_number(int, "sequence_length", whole),
-        default=640,
-        help="tokens of a conversation (default: 640)",
+        default=DEFAULT_SEQUENCE_LENGTH,
+        help="tokens of a conversation (default: %(default)s)",
     )
     parser.add_argument(
         "--max-tokens",

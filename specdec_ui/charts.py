@@ -7,9 +7,18 @@ from typing import Any
 from plotly.subplots import make_subplots
 
 from engines import SIDES, GenerationStats, RunRecord, typical
-from specdec_ui.theme import SIDE_COLOURS, SIDE_NAMES
+from specdec_ui.state import TuneState
+from specdec_ui.theme import (
+    AGREEMENT_COLOUR,
+    LOSS_COLOUR,
+    OVERLAP_COLOUR,
+    SIDE_COLOURS,
+    SIDE_NAMES,
+)
 
 HEIGHT = 340
+GREY = "#767676"  # readable on both themes' backgrounds
+GRID = "rgba(128,128,128,0.25)"
 
 
 def latency_figure(record: RunRecord) -> Any:
@@ -60,23 +69,85 @@ def latency_figure(record: RunRecord) -> Any:
                 error_x={
                     "array": [max(values) - middle],
                     "arrayminus": [middle - min(values)],
-                    "color": "#767676",
+                    "color": GREY,
                 }
                 if has_range
                 else None,
             )
+    _dress(figure, showlegend=False, margin={"l": 90, "r": 20, "t": 30, "b": 25})
+    return figure
+
+
+def tuning_figure(state: TuneState) -> Any:
+    """Return how a draft learns: its acceptance above, its loss below, over minutes of training.
+
+    None where nothing is known yet.
+    """
+    if not state.num_points:
+        return None
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        subplot_titles=["On text kept apart, %", "Training loss"],
+        vertical_spacing=0.16,
+        row_heights=[0.6, 0.4],
+    )
+    minutes = [round(item.minutes, 2) for item in state.validations]
+    for name, symbol, colour, values in (
+        ("Greedy agreement", "circle", AGREEMENT_COLOUR, [v.agreement for v in state.validations]),
+        (
+            "Acceptance rate at temperature 1",
+            "diamond",
+            OVERLAP_COLOUR,
+            [v.overlap for v in state.validations],
+        ),
+    ):
+        figure.add_scatter(
+            row=1,
+            col=1,
+            x=minutes,
+            y=[round(100 * value, 1) for value in values],
+            name=name,
+            mode="lines+markers",
+            line_color=colour,
+            marker={"symbol": symbol, "size": 7},
+            hovertemplate=f"{name}: %{{y:.1f}} %<extra></extra>",
+        )
+    figure.add_scatter(
+        row=2,
+        col=1,
+        x=[round(minutes, 2) for minutes, _ in state.losses],
+        y=[round(loss, 3) for _, loss in state.losses],
+        mode="lines",
+        line_color=LOSS_COLOUR,
+        showlegend=False,
+        hovertemplate="Loss: %{y:.3f}<extra></extra>",
+    )
+    _dress(
+        figure,
+        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+        margin={"l": 40, "r": 10, "t": 30, "b": 25},
+        hovermode="x",
+    )
+    figure.update_xaxes(row=2, col=1, title_text="Minutes of training", title_standoff=5)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero", gridcolor=GRID, zeroline=False)
+    return figure
+
+
+def _dress(figure: Any, **layout: Any) -> None:
+    """Give a figure what all of them share: its size, and colours that suit both themes."""
     figure.update_layout(
         template="none",
         height=HEIGHT,
-        showlegend=False,
-        margin={"l": 90, "r": 20, "t": 30, "b": 25},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#767676", "size": 12},
+        font={"color": GREY, "size": 12},
+        **layout,
     )
     figure.update_annotations(font_size=13)
-    figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False)
-    return figure
+    figure.update_xaxes(gridcolor=GRID, zeroline=False)
 
 
 def _time_per_token_ms(stats: GenerationStats) -> float | None:

@@ -6,6 +6,7 @@ the engine's stream before its next step.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -22,19 +23,31 @@ from engines import (
     LOADING,
     WAITING,
     BuildProgress,
+    EngineConfig,
     EngineError,
     EngineSlot,
     RunRecord,
+    distill,
     run,
     settings_of,
     write_recording,
 )
-from specdec_ui.charts import latency_figure
-from specdec_ui.state import RunForm, RunState, Session
-from specdec_ui.summary import figures_html, number, status_html, verdict_html
+from specdec_ui.charts import latency_figure, tuning_figure
+from specdec_ui.state import RunForm, RunState, Session, TuneForm, TuneState
+from specdec_ui.summary import (
+    PHASES,
+    duration,
+    figures_html,
+    number,
+    percent,
+    phases_html,
+    status_html,
+    verdict_html,
+)
 from specdec_ui.theme import SIDE_NAMES
 
 UPDATE_INTERVAL_S = 0.05  # at most 20 updates a second
+CURVE_INTERVAL_S = 1.0  # of a tuning's curve: it is sent whole each time
 MAX_LOG_LINES = 200
 STOP_TIMEOUT_S = 600.0  # the longest pass or load that Stop waits for
 USER_ERRORS = (EngineError, ValueError)
@@ -52,10 +65,19 @@ class View:
     latency: Any = field(default_factory=gr.skip)
     figures: Any = field(default_factory=gr.skip)
     build_log: Any = field(default_factory=gr.skip)
+    phases: Any = field(default_factory=gr.skip)
+    tune_log: Any = field(default_factory=gr.skip)
+    curve: Any = field(default_factory=gr.skip)
     export: Any = field(default_factory=gr.skip)
     run: Any = field(default_factory=gr.skip)
     build: Any = field(default_factory=gr.skip)
+    tune: Any = field(default_factory=gr.skip)
     stop: Any = field(default_factory=gr.skip)
+    # Controls that a tuning fills in
+    draft_kind: Any = field(default_factory=gr.skip)
+    draft: Any = field(default_factory=gr.skip)
+    output: Any = field(default_factory=gr.skip)
+    resume: Any = field(default_factory=gr.skip)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -92,6 +114,25 @@ def stream_run(slot: EngineSlot, form: RunForm) -> Generator[BuildProgress | Run
         slot.release()
 
 
+def stream_tune(
+    slot: EngineSlot, spec: distill.DistillSpec
+) -> Generator[BuildProgress | distill.DistillProgress | None, None, None]:
+    """Yield how the target is built, then the reports of the tuning, and None while it is silent.
+
+    Raises:
+        EngineError: The target cannot be built, or the tuning failed.
+    """
+    with closing(slot.build(EngineConfig(target=spec.target))) as progress:
+        yield from progress
+    yield from slot.acquire()
+    try:
+        slot.close()  # the tuning needs the memory
+        with closing(distill.distill(spec)) as reports:
+            yield from reports
+    finally:
+        slot.release()
+
+
 def throttled(
     items: Iterator[BuildProgress | RunState],
 ) -> Generator[BuildProgress | RunState, None, None]:
@@ -113,50 +154,82 @@ def throttled(
 
 def on_wait(session: Session) -> tuple[Any, ...]:
     """Answer a click at once: the engine may be busy with somebody else's run."""
-    session.run, session.is_stopped = None, False
+    session.run, session.tuning, session.is_stopped = None, None, False
     return busy_view("Waiting for the engine …").values()
 
 
 def on_run(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Run what the form says, streaming both lanes, then show what came out."""
-    log: list[str] = []
-    session.is_working = True
-    try:
-        with (
-            closing(stream_run(slot, RunForm(*values))) as items,
-            closing(throttled(items)) as shown,
-        ):
-            for item in shown:
-                if isinstance(item, BuildProgress):
-                    yield progress_view(item, log).values()
-                elif session.run is None:
-                    session.run = item
-                    yield started_view(item).values()
-                else:
-                    yield running_view(item).values()
-        assert session.run is not None
-        yield finished_view(session, session.run, is_stopped=False).values()
-    except USER_ERRORS as exc:
-        yield error_view(exc, session).values()
-    finally:
-        session.is_working = False
+    yield from at_work(session, run_views(slot, session, RunForm(*values)))
 
 
 def on_build(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Build the pair into the store, streaming the log."""
-    log: list[str] = []
+    yield from at_work(session, build_views(slot, RunForm(*values)))
+
+
+def on_tune(slot: EngineSlot, session: Session, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """Make a draft for the target, streaming the log and the curve, and put it into the pair."""
+    yield from at_work(session, tune_views(slot, session, TuneForm(*values)))
+
+
+def at_work(session: Session, views: Generator[View, None, None]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of a handler's views; an error for the user becomes the last of them."""
     session.is_working = True
     try:
-        with closing(slot.build(RunForm(*values).config())) as progress:
-            for item in progress:
-                yield progress_view(item, log).values()
-        done = idle_view()
-        done.status = status_html("The pair is built. Run starts it.")
-        yield done.values()
+        with closing(views):
+            for view in views:
+                yield view.values()
     except USER_ERRORS as exc:
         yield error_view(exc, session).values()
     finally:
         session.is_working = False
+
+
+def run_views(slot: EngineSlot, session: Session, form: RunForm) -> Generator[View, None, None]:
+    """Yield what a run shows, step by step."""
+    log: list[str] = []
+    with closing(stream_run(slot, form)) as items, closing(throttled(items)) as shown:
+        for item in shown:
+            if isinstance(item, BuildProgress):
+                yield progress_view(item, log)
+            elif session.run is None:
+                session.run = item
+                yield started_view(item)
+            else:
+                yield running_view(item)
+    assert session.run is not None
+    yield finished_view(session, session.run, is_stopped=False)
+
+
+def build_views(slot: EngineSlot, form: RunForm) -> Generator[View, None, None]:
+    """Yield what a build shows, line by line."""
+    log: list[str] = []
+    with closing(slot.build(form.config())) as progress:
+        for item in progress:
+            yield progress_view(item, log)
+    done = idle_view()
+    done.status = status_html("The pair is built. Run starts it.")
+    yield done
+
+
+def tune_views(slot: EngineSlot, session: Session, form: TuneForm) -> Generator[View, None, None]:
+    """Yield what a tuning shows, report by report. Its silence is an empty view."""
+    log: list[str] = []
+    state = session.tuning = TuneState(form.spec())
+    drawn_at, num_drawn = float("-inf"), 0
+    yield tune_started_view(state)
+    with closing(stream_tune(slot, state.spec)) as items:
+        for item in items:
+            if isinstance(item, BuildProgress):
+                yield progress_view(item, log)
+                continue
+            view = View() if item is None else tuning_view(state, item)
+            if state.num_points > num_drawn and time.monotonic() - drawn_at >= CURVE_INTERVAL_S:
+                drawn_at, num_drawn = time.monotonic(), state.num_points
+                view.curve = curve_update(state)
+            yield view
+    yield tuned_view(state)
 
 
 def on_stop(session: Session) -> tuple[Any, ...]:
@@ -172,11 +245,14 @@ def on_stopped(session: Session) -> tuple[Any, ...]:
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while session.is_working and time.monotonic() < deadline:
         time.sleep(UPDATE_INTERVAL_S)
-    if session.run is None:
-        view = idle_view()
-        view.status = status_html("Stopped.")
-        return view.values()
-    return finished_view(session, session.run, is_stopped=True).values()
+    if session.tuning is not None:
+        state = session.tuning
+        return (tuned_view(state) if state.is_done else tune_stopped_view(state)).values()
+    if session.run is not None:
+        return finished_view(session, session.run, is_stopped=True).values()
+    view = idle_view()
+    view.status = status_html("Stopped.")
+    return view.values()
 
 
 def on_fault(session: Session) -> tuple[Any, ...]:
@@ -201,6 +277,7 @@ def idle_view() -> View:
     return View(
         run=gr.update(interactive=True),
         build=gr.update(interactive=True),
+        tune=gr.update(interactive=True),
         stop=gr.update(interactive=False),
     )
 
@@ -211,6 +288,7 @@ def busy_view(text: str) -> View:
         status=status_html(text),
         run=gr.update(interactive=False),
         build=gr.update(interactive=False),
+        tune=gr.update(interactive=False),
         stop=gr.update(interactive=True),
     )
 
@@ -219,11 +297,16 @@ def progress_view(progress: BuildProgress, log: list[str]) -> View:
     """Return where a build stands, its log included."""
     if progress.message:
         log.append(progress.message)
-    lines = "\n".join(log[-MAX_LOG_LINES:])
     return View(
         status=status_html(progress_text(progress, log)),
-        build_log=f"<pre class='sd-log'>{escape(lines)}</pre>" if log else gr.skip(),
+        build_log=log_html(log) if log else gr.skip(),
     )
+
+
+def log_html(log: list[str]) -> str:
+    """Return the latest lines of a log."""
+    lines = "\n".join(log[-MAX_LOG_LINES:])
+    return f"<pre class='sd-log'>{escape(lines)}</pre>"
 
 
 def progress_text(progress: BuildProgress, log: list[str]) -> str:
@@ -292,12 +375,119 @@ def finished_view(session: Session, state: RunState, *, is_stopped: bool) -> Vie
 
 def error_view(exc: Exception, session: Session) -> View:
     """Return what went wrong; whatever was produced before stays."""
-    if session.run is None:
-        view = idle_view()
-    else:
+    text = str(exc)
+    if session.run is not None:
         view = finished_view(session, session.run, is_stopped=True)
-    view.status = status_html(str(exc), is_error=True)
+    elif session.tuning is not None and session.tuning.has_begun:
+        view = tune_stopped_view(session.tuning)
+        text = f"{text}. {kept_text(session.tuning)}"
+    else:
+        view = idle_view()
+    view.status = status_html(text, is_error=True)
     return view
+
+
+def tune_started_view(state: TuneState) -> View:
+    """Return the page as a tuning begins: what belongs to the one before goes."""
+    return View(
+        status=status_html(tuning_text(state)),
+        phases=phases_html(state.phase),
+        tune_log="",
+        curve=gr.update(value=None, visible=False),
+    )
+
+
+def tuning_view(state: TuneState, report: distill.DistillProgress) -> View:
+    """Take in a report and return what it changes, the curve left out."""
+    is_first = not state.has_begun
+    state.apply(report)
+    view = View(
+        status=status_html(tuning_text(state)), phases=phases_html(state.phase, report_text(report))
+    )
+    if report.message:
+        view.tune_log = log_html(state.log)
+    if is_first:
+        view.output = state.spec.output  # where it was left empty, Resume needs it
+    return view
+
+
+def tuning_text(state: TuneState) -> str:
+    """Return where a tuning stands in one line."""
+    phase = f"phase {list(PHASES).index(state.phase) + 1} of {len(PHASES)}"
+    how_far = "…" if state.latest is None else report_text(state.latest)
+    return f"Tuning, {phase}, {PHASES[state.phase]}: {how_far}"
+
+
+def report_text(report: distill.DistillProgress) -> str:
+    """Return how far a phase of a tuning is."""
+    parts = []
+    if report.fraction is not None:
+        parts.append(percent(report.fraction))
+    if report.num_tokens:
+        parts.append(f"{report.num_tokens:,} tokens")
+    if report.tokens_per_second is not None:
+        parts.append(f"{number(report.tokens_per_second, 0)} tokens/s")
+    if report.loss is not None:
+        parts.append(f"loss {number(report.loss, 2)}")
+    if report.remaining_s:
+        parts.append(f"about {duration(report.remaining_s)} left")
+    return ", ".join(parts) or "…"
+
+
+def tuned_view(state: TuneState) -> View:
+    """Return the page after a tuning that ran to its end: the pair has the new draft."""
+    record = json.loads((state.spec.folder / distill.RECORD).read_text(encoding="utf-8"))
+    result = record["evaluate"]["results"]["greedy"]["all"]
+    length = result["num_draft_tokens"]["4"]["mean_acceptance_length"]
+    folder = str(state.spec.folder.resolve())
+    view = tune_ended_view(state)
+    view.status = status_html(
+        f"The draft is made: greedy agreement {percent(result['agreement'])}, mean acceptance "
+        f"length {number(length, 2)} at 4 draft tokens. It is in {folder}, and the pair above has "
+        "it now: Run uses it."
+    )
+    view.draft_kind = "model"
+    view.draft = gr.update(value=folder, visible=True)
+    view.output, view.resume = "", False  # the next one gets a folder of its own
+    return view
+
+
+def tune_stopped_view(state: TuneState) -> View:
+    """Return the page after a tuning that ended early."""
+    view = tune_ended_view(state)
+    if state.has_begun:
+        view.status = status_html(f"Stopped. {kept_text(state)}")
+    else:
+        view.status = status_html("Stopped before the tuning began. Nothing was changed.")
+    return view
+
+
+def tune_ended_view(state: TuneState) -> View:
+    """Return what a tuning shows in the end, however it ended."""
+    view = idle_view()
+    if state.has_begun:
+        view.phases = phases_html("" if state.is_done else state.phase)
+        view.tune_log = log_html(state.log)
+    if state.num_points:
+        view.curve = curve_update(state)
+    return view
+
+
+def kept_text(state: TuneState) -> str:
+    """Return what an interrupted tuning leaves, and how to go on."""
+    folder = state.spec.folder.resolve()
+    text = f"What is done so far is kept in {folder}: tick Resume and press Tune to go on."
+    if (folder / "model.safetensors").is_file():
+        text += (
+            " The best draft so far is there, too: choose the draft kind 'model' and name that "
+            "folder as the draft model to run it."
+        )
+    return text
+
+
+def curve_update(state: TuneState) -> Any:
+    """Return the curve as it is now, put into view."""
+    return gr.update(value=tuning_figure(state), visible=True)
 
 
 def export_file(session: Session, record: RunRecord) -> str:

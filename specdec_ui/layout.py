@@ -11,10 +11,14 @@ import gradio as gr
 from engines import (
     BACKENDS,
     BUNDLED,
+    BUNDLED_DRAFT,
+    DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
     MAX_REPEATS,
+    DraftKind,
     EngineSlot,
+    distill,
     read_recording,
 )
 from specdec_ui import theme
@@ -28,12 +32,19 @@ from specdec_ui.handlers import (
     on_run,
     on_stop,
     on_stopped,
+    on_tune,
     on_wait,
 )
 from specdec_ui.highlight import legend_html
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
-from specdec_ui.state import RunForm, RunState, Session
-from specdec_ui.summary import expectation_html, figures_html, status_html, verdict_html
+from specdec_ui.state import DRAFTS, RunForm, RunState, Session, TuneForm
+from specdec_ui.summary import (
+    expectation_html,
+    figures_html,
+    phases_html,
+    status_html,
+    verdict_html,
+)
 
 TITLE = "SpecDec Playground"
 LIVE = "(session) => { window.specdec.live(); return session; }"
@@ -46,6 +57,18 @@ INTRODUCTION = (
     "pass and keeps those it agrees with. The output stays the target's own; whether it comes "
     "faster is measured here, against a baseline that is really run."
 )
+TUNING_ADVICE = (
+    "Makes a draft of a few of the target's own layers, taught on text that the target writes "
+    "itself: no data set is needed.\n\n"
+    "**Worth it** where there is a GPU, the target is a Llama, you use the pair for long, and\n"
+    "- no small model with the target's tokenizer exists, or\n"
+    "- one exists, and its drafts are often rejected on your own prompts.\n\n"
+    "**Not worth it** where\n"
+    "- a draft of the target's family is published: try that first;\n"
+    "- there is only a CPU: a useful draft takes hours, a few minutes are for trying it out;\n"
+    "- the text copies its prompt: the draft kind prompt_lookup is free;\n"
+    "- the target has under 100 million parameters: there is little to gain."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +77,8 @@ class PageDefaults:
 
     backend: str = "transformers"
     target: str = BUNDLED
-    draft: str = ""
-    draft_kind: str = "prompt_lookup"
+    draft: str = BUNDLED_DRAFT
+    draft_kind: DraftKind = "model"
 
 
 def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Blocks:
@@ -65,15 +88,17 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
     app = gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=CACHE_LIFE_S)
     with app:
         controls: dict[str, Any] = {}
+        tuning: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         gr.Markdown(INTRODUCTION)
         outputs["verdict"] = _html(verdict_html(recorded.record, whose="recorded run"))
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
                 _pair(controls, outputs, defaults)
+                _tuning(tuning, outputs)
                 _settings(controls)
             with gr.Column(scale=3, min_width=480):
-                _prompt(controls)
+                _prompt(controls, defaults)
                 with gr.Row():
                     outputs["run"] = gr.Button("Run", variant="primary", elem_id="sd-run")
                     outputs["stop"] = gr.Button(
@@ -95,7 +120,11 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
                 outputs["export"] = gr.DownloadButton(
                     "Export this run (JSON Lines)", value=str(FIRST_RECORDING)
                 )
-        _wire(slot, controls, outputs)
+        # Shared: what is tuned is the pair's target, and the pair gets the draft.
+        tuning["target"] = controls["target"]
+        outputs |= {name: controls[name] for name in ("draft_kind", "draft")}
+        outputs |= {name: tuning[name] for name in ("output", "resume")}
+        _wire(slot, controls, tuning, outputs)
         add_endpoints(slot)
         app.load(None, js="() => window.specdec.replay()")
     return app
@@ -142,7 +171,8 @@ def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefau
     controls["draft"] = gr.Textbox(
         defaults.draft,
         label="Draft model",
-        info="A smaller model with the target's tokenizer: a folder, a .gguf file or a Hub id.",
+        info=f"A smaller model with the target's tokenizer: '{BUNDLED_DRAFT}' (of the bundled "
+        "target), a folder, a .gguf file or a Hub id.",
         visible=defaults.draft_kind == "model",
     )
     outputs["build"] = gr.Button("Build", elem_id="sd-build")
@@ -153,11 +183,67 @@ def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefau
         )
 
 
+def _tuning(tuning: dict[str, Any], outputs: dict[str, Any]) -> None:
+    usual = distill.DistillSpec(output=DRAFTS)
+    with gr.Accordion("Tune a draft for this target", open=False, elem_id="sd-tuning"):
+        gr.Markdown(TUNING_ADVICE, elem_classes="sd-advice")
+        with gr.Row():
+            tuning["num_layers"] = gr.Number(
+                usual.num_layers,
+                label="num_layers",
+                info="Layers of the draft. More guess better, fewer guess faster.",
+                min_width=110,
+            )
+            tuning["minutes"] = gr.Number(
+                usual.minutes,
+                label="minutes",
+                info="For writing and training. Measuring is extra.",
+                min_width=110,
+            )
+        tuning["output"] = gr.Textbox(
+            label="Output folder",
+            placeholder=f"a new one in {DRAFTS}",
+            info="Where the draft goes: new or empty.",
+        )
+        tuning["prompts"] = gr.Textbox(
+            label="Prompt file",
+            placeholder="none",
+            info="What you will ask the target, a prompt a line: its text begins with them.",
+        )
+        with gr.Row():
+            tuning["seed"] = gr.Number(
+                usual.seed, label="tuning seed", info="Same seed, same text.", min_width=110
+            )
+            tuning["resume"] = gr.Checkbox(
+                usual.resume,
+                label="Resume",
+                info="Go on with the stopped tuning in the output folder.",
+                min_width=110,
+            )
+        outputs["tune"] = gr.Button("Tune", elem_id="sd-tune")
+        _html(
+            "<p class='sd-note'>Stop, the button beside Run, ends it, and so does closing this "
+            "page. What is done so far is kept.</p>"
+        )
+        outputs["phases"] = _html(phases_html(None))
+        outputs["curve"] = gr.Plot(
+            visible=False, show_label=False, elem_classes="sd-chart", elem_id="sd-curve"
+        )
+        outputs["tune_log"] = _html("", elem_id="sd-tune-log")
+
+
 def _choose(example: Example) -> tuple[str, str]:
     return example.prompt, expectation_html(example)
 
 
-def _prompt(controls: dict[str, Any]) -> None:
+def _choose_kind(kind: DraftKind, num_draft_tokens: float) -> tuple[Any, Any]:
+    """Show the draft model where it drafts; a default number becomes that of the new kind."""
+    is_default = num_draft_tokens in DEFAULT_NUM_DRAFT_TOKENS.values() and kind != "none"
+    number = DEFAULT_NUM_DRAFT_TOKENS[kind] if is_default else gr.skip()
+    return gr.update(visible=kind == "model"), number
+
+
+def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
     controls["prompt"] = gr.Textbox(
         EXAMPLES[0].prompt,
         label="Prompt",
@@ -178,11 +264,13 @@ def _prompt(controls: dict[str, Any]) -> None:
             queue=False,
         )
     with gr.Row():
+        number = DEFAULT_NUM_DRAFT_TOKENS
         controls["num_draft_tokens"] = gr.Number(
-            4,
+            number[defaults.draft_kind] or number["model"],
             label="num_draft_tokens",
             info=f"Tokens guessed per step, 1 to {MAX_NUM_DRAFT_TOKENS}. More can be kept at once, "
-            "and more can be wasted.",
+            f"and more can be wasted. {number['model']} is the default for a draft model: it "
+            "measured fastest with the bundled pair on two CPU cores.",
         )
         controls["max_new_tokens"] = gr.Number(
             64, label="max_new_tokens", info="Where the answer is cut, in tokens."
@@ -245,9 +333,15 @@ def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
     hide.change(None, inputs=hide, js="(hide) => window.specdec.hideDropped(hide)")
 
 
-def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -> None:
+def _wire(
+    slot: EngineSlot,
+    controls: dict[str, Any],
+    tuning: dict[str, Any],
+    outputs: dict[str, Any],
+) -> None:
     session = gr.State(Session(), delete_callback=forget)
-    inputs = [session, *(controls[name] for name in RunForm.names())]
+    run_inputs = [session, *(controls[name] for name in RunForm.names())]
+    tune_inputs = [session, *(tuning[name] for name in TuneForm.names())]
     view = [outputs[name] for name in View.names()]
     queued: dict[str, Any] = {
         "concurrency_id": CONCURRENCY_ID,
@@ -255,28 +349,29 @@ def _wire(slot: EngineSlot, controls: dict[str, Any], outputs: dict[str, Any]) -
         "show_progress": "hidden",
         "api_visibility": "private",
     }
-    running = (
-        outputs["run"]
-        .click(on_wait, session, view, js=LIVE, **AT_ONCE)
-        .then(partial(on_run, slot), inputs, view, **queued)
-    )
-    building = (
-        outputs["build"]
-        .click(on_wait, session, view, **AT_ONCE)
-        .then(partial(on_build, slot), inputs, view, **queued)
-    )
-    for work in (running, building):
-        work.failure(on_fault, session, view, **AT_ONCE)
+    work = []
+    for name, handler, inputs, js in (
+        ("run", on_run, run_inputs, LIVE),
+        ("build", on_build, run_inputs, None),
+        ("tune", on_tune, tune_inputs, None),
+    ):
+        working = (
+            outputs[name]
+            .click(on_wait, session, view, js=js, **AT_ONCE)
+            .then(partial(handler, slot), inputs, view, **queued)
+        )
+        working.failure(on_fault, session, view, **AT_ONCE)
+        work.append(working)
     outputs["stop"].click(
         on_stop,
         session,
         view,
-        cancels=[running, building],
+        cancels=work,
         **AT_ONCE,
     ).then(on_stopped, session, view, **AT_ONCE)
     controls["draft_kind"].change(
-        lambda kind: gr.update(visible=kind == "model"),
-        controls["draft_kind"],
-        controls["draft"],
+        _choose_kind,
+        [controls["draft_kind"], controls["num_draft_tokens"]],
+        [controls["draft"], controls["num_draft_tokens"]],
         **AT_ONCE,
     )

@@ -1,8 +1,11 @@
-"""What a person asked for, and one run as far as it has come. No Gradio in it."""
+"""What a person asked for, and one run or tuning as far as it has come. No Gradio in it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, count
+from pathlib import Path
 from typing import Any, Self
 
 from engines import (
@@ -19,8 +22,12 @@ from engines import (
     Side,
     Step,
     check_prompt,
+    distill,
 )
 from specdec_ui.highlight import step_html
+
+DRAFTS = "~/specdec-drafts"  # holds the drafts whose folder nobody has named
+MAX_LOSSES = 200  # of the curve: a longer training's is made of every second report, or fourth …
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,52 @@ class RunForm:
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class TuneForm:
+    """The controls of a tuning, in the order in which a handler gets their values."""
+
+    target: str
+    num_layers: int
+    minutes: float
+    output: str  # empty: a new folder
+    prompts: str  # empty: none
+    seed: int
+    resume: bool
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))
+
+    def spec(self) -> distill.DistillSpec:
+        """Return the tuning to do. A folder is chosen here where none is named.
+
+        Raises:
+            ValueError: A field is unusable; the text names it.
+        """
+        target = _text("target", self.target).strip()
+        output = _text("output", self.output).strip()
+        if self.resume and not output:
+            raise ValueError("output is empty: name the folder of the tuning to resume")
+        return distill.DistillSpec(
+            output=output or new_draft_folder(target),
+            target=target,
+            num_layers=_whole(self.num_layers),
+            minutes=self.minutes,
+            prompts=_text("prompts", self.prompts).strip() or None,
+            seed=_whole(self.seed),
+            resume=self.resume,
+        )
+
+
+def new_draft_folder(target: str) -> str:
+    """Return a folder that is not there yet, named after a target."""
+    name = Path(target).name.removesuffix(".gguf")
+    name = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "draft"
+    numbered = (f"{DRAFTS}/{name}-{number}" for number in count(2))
+    folders = chain((f"{DRAFTS}/{name}",), numbered)
+    return next(folder for folder in folders if not Path(folder).expanduser().exists())
+
+
 def _text(name: str, value: Any) -> str:
     """Return a text field; an empty one may come as None."""
     if not isinstance(value, str | None):
@@ -157,11 +210,70 @@ class RunState:
             lane.html += step_html(item.event)
 
 
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """How a draft did on text kept apart from training."""
+
+    minutes: float  # of training so far
+    agreement: float  # greedy, 0 to 1
+    overlap: float  # acceptance rate at temperature 1, 0 to 1
+
+
+@dataclass(slots=True)
+class TuneState:
+    """One tuning, as far as it has come. Owned by the handler that runs it."""
+
+    spec: distill.DistillSpec
+    latest: distill.DistillProgress | None = None
+    log: list[str] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)  # minutes of training, loss
+    validations: list[Validation] = field(default_factory=list)
+    num_losses: int = 0  # reported; `losses` has every so many-th of them
+    losses_stride: int = 1
+
+    @property
+    def phase(self) -> str:
+        return "prepare" if self.latest is None else self.latest.phase
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has got as far as its output folder."""
+        return self.latest is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase == "save"
+
+    @property
+    def num_points(self) -> int:
+        """How much was reported for the curve."""
+        return self.num_losses + len(self.validations)
+
+    def apply(self, progress: distill.DistillProgress) -> None:
+        """Take in one more report."""
+        self.latest = progress
+        if progress.message:
+            self.log.append(f"{progress.phase}: {progress.message}")
+        if progress.phase != "train":
+            return
+        minutes = progress.elapsed_s / 60
+        if progress.loss is not None:
+            if self.num_losses % self.losses_stride == 0:
+                self.losses.append((minutes, progress.loss))
+            self.num_losses += 1
+            if len(self.losses) > MAX_LOSSES:
+                del self.losses[1::2]
+                self.losses_stride *= 2
+        if progress.agreement is not None and progress.overlap is not None:
+            self.validations.append(Validation(minutes, progress.agreement, progress.overlap))
+
+
 @dataclass(slots=True)
 class Session:
     """What one browser tab keeps. Gradio copies it at the start: no engine, tensor or lock."""
 
     run: RunState | None = None  # the latest, finished or not
+    tuning: TuneState | None = None  # likewise, where it came after the latest run
     is_working: bool = False  # a handler of this tab is on its way
-    is_stopped: bool = False  # by the person, since the last click on Run or Build
+    is_stopped: bool = False  # by the person, since the last click on Run, Build or Tune
     export_folder: str | None = None  # holds the recording of the run

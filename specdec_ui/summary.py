@@ -29,6 +29,15 @@ DRAFT_NAMES = {
     "none": "nothing drafted",
 }
 
+# The phases of a tuning, in their order, and what happens in each
+PHASES = {
+    "prepare": "load the target",
+    "generate": "the target writes text",
+    "train": "the draft learns from it",
+    "evaluate": "measure the best draft",
+    "save": "complete the folder",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -47,6 +56,13 @@ def number(value: float | None, digits: int, unit: str = "") -> str:
 def percent(value: float | None) -> str:
     """Return a fraction as a percentage."""
     return MISSING if value is None else f"{value:.0%}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if round(seconds / 60) < 60 else f"{seconds / 3600:.1f} h"
 
 
 FIGURES = (
@@ -295,3 +311,23 @@ def status_html(text: str, *, is_error: bool = False) -> str:
     """Return the line that says what is going on, or what went wrong."""
     role, css_class = ("alert", "sd-status sd-error") if is_error else ("status", "sd-status")
     return f"<div class='{css_class}' role='{role}'>{escape(text)}</div>"
+
+
+def phases_html(current: str | None, how_far: str = "") -> str:
+    """Return the phases of a tuning as a list.
+
+    Args:
+        current: The phase that goes on. None: nothing has begun; "": all are over.
+        how_far: That phase is.
+    """
+    names = list(PHASES)
+    num_past = 0 if current is None else names.index(current) if current else len(names)
+    items = []
+    for index, (name, text) in enumerate(PHASES.items()):
+        state = " class='sd-past'" if index < num_past else ""
+        words = text
+        if name == current:
+            state = " aria-current='step'"
+            words = f"{text}<small>{escape(how_far)}</small>" if how_far else text
+        items.append(f"<li{state}><b>{name}</b>: {words}</li>")
+    return f"<ol class='sd-phases'>{''.join(items)}</ol>"

@@ -92,6 +92,7 @@ TOKEN_STYLES: dict[TokenOrigin, TokenStyle] = {
 }
 
 SIDE_COLOURS: dict[Side, str] = {"speculative": "#2f9e5f", "baseline": "#8a8f98"}
+AGREEMENT_COLOUR, OVERLAP_COLOUR, LOSS_COLOUR = "#2f9e5f", "#3f83e8", "#b7791f"
 SIDE_NAMES: dict[Side, str] = {"speculative": "Speculative", "baseline": "Baseline"}
 
 

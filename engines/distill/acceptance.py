@@ -38,6 +38,9 @@ class Acceptance:
 def replay(is_match: Sequence[bool], num_draft_tokens: int) -> Acceptance:
     """Walk over one text as the loop would.
 
+    Where a limit has cut the text, its last step drafts one token more than the loop does, which
+    leaves the last place to the target.
+
     Args:
         is_match: For each token of the text, whether a draft token in its place is accepted.
         num_draft_tokens: Drafted per step; fewer at the end, where the text has fewer left.

@@ -98,7 +98,7 @@ class Distillation:
         Raises:
             EngineError: The device or the disk failed; what is done so far is kept.
         """
-        with translate_errors("distilling failed", DEVICE_ERRORS):
+        with translate_errors("PyTorch failed", DEVICE_ERRORS):
             yield from self._prepare()
             for phase, work in (
                 ("generate", self._generate),

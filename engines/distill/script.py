@@ -56,7 +56,7 @@ def script_of(tokenizer: Any, stop_ids: frozenset[int]) -> Script:
                     Turn(is_answer=True, switch=after_answer[1:]),
                 ),
             )
-    begin_id = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else None
+    begin_id = tokenizer.bos_token_id
     if begin_id is None:
         begin_id = tokenizer.eos_token_id
     if begin_id is None or not stop_ids:

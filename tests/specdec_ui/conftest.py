@@ -24,7 +24,7 @@ from engines import (
     Step,
     Token,
 )
-from specdec_ui.layout import build_app, launch_options
+from specdec_ui.layout import PageDefaults, build_app, launch_options
 
 TOKENS_PER_STEP = 4
 WAIT_S = 30.0  # for what must happen; nothing waits that long when all is well
@@ -124,9 +124,9 @@ class ScriptedBackend(Backend):
 
 
 @contextmanager
-def served(slot: EngineSlot) -> Iterator[str]:
+def served(slot: EngineSlot, defaults: PageDefaults | None = None) -> Iterator[str]:
     """Serve the page over a slot and lend its address."""
-    app = build_app(slot)
+    app = build_app(slot, defaults)
     _, url, _ = app.queue().launch(
         prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", **launch_options()
     )

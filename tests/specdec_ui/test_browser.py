@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -12,6 +13,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from engines import EngineConfig, EngineSlot
 from engines.errors import ModelLoadError
+from specdec_ui.layout import PageDefaults
+from tests.conftest import write_tiny_model
 from tests.specdec_ui.conftest import ScriptedBackend, ScriptedEngine, served
 
 pytestmark = pytest.mark.browser
@@ -342,3 +345,53 @@ def test_a_bad_number_is_named_on_the_page(scripted, value):
     page.click("#sd-run")
     expect(page.locator(".sd-error")).to_contain_text(f"num_draft_tokens is {value}: use 1 to 32")
     assert engine.num_generations == 0
+
+
+@pytest.fixture
+def tuning_page(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Page, Path]]:
+    """The page over the real back end, ready to tune a tiny target, and the folder it is for."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the child: its model is tiny
+    target = write_tiny_model(tmp_path / "tiny-target", seed=1, num_layers=4)
+    with served(EngineSlot(), PageDefaults(target=str(target), draft_kind="prompt_lookup")) as url:
+        open_page(page, url)
+        page.get_by_text("Tune a draft for this target").click()
+        page.get_by_label("Output folder").fill(str(tmp_path / "draft"))
+        set_number(page, "num_layers", 2)
+        set_number(page, "minutes", 0.1)
+        yield page, tmp_path / "draft"
+
+
+def test_a_tuning_shows_its_curve_and_puts_the_draft_into_the_pair(tuning_page):
+    page, folder = tuning_page
+    page.click("#sd-tune")
+    for name in ("run", "build", "tune"):
+        expect(page.locator(f"#sd-{name}")).to_be_disabled()
+    expect(status(page)).to_contain_text("phase 2 of 5")
+    expect(page.locator("#sd-curve .scatterlayer .trace")).to_have_count(3)
+    expect(page.locator("#sd-curve")).to_contain_text("Acceptance rate at temperature 1")
+    expect(status(page)).to_contain_text("The draft is made")
+    expect(page.get_by_role("radio", name="model", exact=True)).to_be_checked()
+    expect(page.get_by_label("Draft model")).to_have_value(str(folder))
+    expect(page.locator("#sd-tune-log")).to_contain_text("saved in")
+    set_number(page, "max_new_tokens", 8)
+    page.click("#sd-run")
+    expect(status(page)).to_contain_text("Done")
+    expect(page.locator(".sd-verdict")).to_contain_text("a draft model")
+
+
+def test_a_tuning_that_is_stopped_gives_the_page_back_and_can_be_resumed(tuning_page):
+    page, folder = tuning_page
+    page.click("#sd-tune")
+    expect(status(page)).to_contain_text("phase 3 of 5")
+    page.click("#sd-stop")
+    expect(status(page)).to_contain_text(f"kept in {folder}: tick Resume")
+    for name in ("run", "build", "tune"):
+        expect(page.locator(f"#sd-{name}")).to_be_enabled()
+    expect(page.locator("#sd-stop")).to_be_disabled()
+    resume = page.get_by_role("checkbox", name="Resume")
+    resume.check()
+    page.click("#sd-tune")
+    expect(status(page)).to_contain_text("The draft is made")
+    expect(resume).not_to_be_checked()

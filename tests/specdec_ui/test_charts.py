@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from engines import (
     Token,
     read_recording,
 )
-from specdec_ui.charts import latency_figure
+from engines.distill import DistillProgress, DistillSpec
+from specdec_ui.charts import latency_figure, tuning_figure
 from specdec_ui.presets import FIRST_RECORDING
+from specdec_ui.state import TuneState
 from specdec_ui.summary import figures_html, verdict_html
 from specdec_ui.theme import SIDE_COLOURS, SIDE_NAMES
 from tests.specdec_ui.test_summary import cells
@@ -196,3 +199,66 @@ def test_the_chart_brings_no_background_of_its_own():
 )
 def test_the_chart_is_light_however_long_the_run(record: RunRecord):
     assert len(latency_figure(record).to_json().encode()) < 10 * KILOBYTE
+
+
+# -- the curve of a tuning
+
+
+def tuning_of(*reports: DistillProgress) -> TuneState:
+    state = TuneState(DistillSpec(output="a folder"))
+    for report in reports:
+        state.apply(report)
+    return state
+
+
+def training(elapsed_s: float, **values: float) -> DistillProgress:
+    return DistillProgress("train", elapsed_s, **values)  # type: ignore[arg-type]
+
+
+TUNING = tuning_of(
+    training(0, agreement=0.25, overlap=0.2),
+    training(30, loss=2.0),
+    training(60, loss=1.5, agreement=0.5, overlap=0.45),
+)
+
+
+def test_a_tuning_that_has_not_trained_has_no_curve():
+    assert tuning_figure(tuning_of(DistillProgress("generate", 5.0, num_tokens=10))) is None
+
+
+def test_the_curve_shows_acceptance_in_percent_and_loss_over_minutes():
+    lines = {line.name: line for line in tuning_figure(TUNING).data}
+    assert list(lines) == ["Greedy agreement", "Acceptance rate at temperature 1", None]
+    shown = [(line.x, line.y) for line in lines.values()]
+    assert shown == [((0, 1), (25, 50)), ((0, 1), (20, 45)), ((0.5, 1), (2, 1.5))]
+    assert [line.yaxis for line in lines.values()] == ["y", "y", "y2"]
+
+
+def test_the_curve_names_its_axes():
+    layout = tuning_figure(TUNING).layout
+    assert [note.text for note in layout.annotations] == ["On text kept apart, %", "Training loss"]
+    assert layout.xaxis2.title.text == "Minutes of training"
+
+
+def test_the_lines_of_the_curve_differ_by_more_than_their_colour():
+    agreement, overlap, _ = tuning_figure(TUNING).data
+    assert agreement.marker.symbol != overlap.marker.symbol
+    assert agreement.line.color != overlap.line.color
+
+
+def test_the_curve_brings_no_background_of_its_own():
+    layout = tuning_figure(TUNING).to_dict()["layout"]
+    assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
+
+
+def test_the_curve_is_light_however_long_the_training():
+    hours = tuning_of(
+        *(training(second / 2, loss=3 - second / 1e5) for second in range(3 * 3600 * 2)),
+        *(training(40.0 * n, agreement=0.123456, overlap=0.123456) for n in range(270)),
+    )
+    assert len(tuning_figure(hours).to_json().encode()) < 20 * KILOBYTE
+    losses = tuning_figure(hours).data[2]
+    assert losses.x[0] == 0
+    assert losses.x[-1] > 175  # of 180 minutes
+    gaps = {round(after - before, 1) for before, after in pairwise(losses.x)}
+    assert len(gaps) <= 2  # evenly thinned

@@ -200,12 +200,13 @@ def stop_after(slot: EngineSlot, session: Session, num_steps: int) -> Shown:
     return shown(on_stopped(session))
 
 
-def buttons(view: Shown) -> tuple[Any, Any, Any]:
-    return view["run"], view["build"], view["stop"]
+def buttons(view: Shown) -> tuple[Any, ...]:
+    return tuple(view[name] for name in BUTTONS)
 
 
-BUSY = (DISABLED, DISABLED, ENABLED)
-IDLE = (ENABLED, ENABLED, DISABLED)
+BUTTONS = ("run", "build", "tune", "stop")
+BUSY = (DISABLED, DISABLED, DISABLED, ENABLED)
+IDLE = (ENABLED, ENABLED, ENABLED, DISABLED)
 
 
 # -- views
@@ -225,7 +226,7 @@ def test_what_a_view_leaves_out_stays():
 def test_a_click_is_answered_before_the_engine_is_free():
     session = Session(is_stopped=True)
     view = shown(on_wait(session))
-    assert changed(view) == {"status", "run", "build", "stop"}
+    assert changed(view) == {"status", *BUTTONS}
     assert "Waiting for the engine" in view["status"]
     assert buttons(view) == BUSY
     assert session == Session()
@@ -536,7 +537,7 @@ def test_stop_before_the_first_step_keeps_what_was_shown():
     on_wait(session)
     on_stop(session)
     view = shown(on_stopped(session))
-    assert changed(view) == {"status", "run", "build", "stop"}
+    assert changed(view) == {"status", *BUTTONS}
     assert "Stopped." in view["status"]
     assert buttons(view) == IDLE
 
@@ -608,7 +609,7 @@ def test_an_error_says_what_it_is_and_keeps_what_was_shown(
     assert f"role='alert'>{sentence}" in views[-1]["status"]
     assert buttons(views[-1]) == IDLE
     for view in views:
-        assert changed(view) <= {"status", "run", "build", "stop"}
+        assert changed(view) <= {"status", *BUTTONS}
 
 
 def test_the_run_after_an_error_works(backend, slot):
@@ -643,7 +644,7 @@ def test_an_error_that_quotes_markup_stays_text(backend, slot, text: str):
 def test_a_fault_of_the_program_gives_the_page_back():
     view = shown(on_fault(Session()))
     assert f"role='alert'>{UNEXPECTED}" in view["status"]
-    assert changed(view) == {"status", "run", "build", "stop"}
+    assert changed(view) == {"status", *BUTTONS}
     assert buttons(view) == IDLE
 
 

@@ -14,20 +14,23 @@ from engines import (
     MAX_REPEATS,
     SIDES,
     Backend,
+    DraftKind,
     EngineSlot,
     comparison_of,
     read_recording,
 )
+from engines.distill import DistillSpec
 from specdec_ui.api import CONCURRENCY_ID
 from specdec_ui.handlers import View, on_stopped
 from specdec_ui.layout import PageDefaults, build_app, launch_options
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
-from specdec_ui.state import RunForm, RunState
+from specdec_ui.state import RunForm, RunState, TuneForm
 from specdec_ui.summary import expectation_html
 from specdec_ui.theme import SIDE_NAMES
 from tests.test_imports import HEAVY, modules_after
 
 ENDPOINTS = {"run", "compare", "build", "doctor"}
+WORK = ("sd-run", "sd-build", "sd-tune")  # what begins something long
 
 
 def load_nothing(name: str) -> Backend:
@@ -70,6 +73,12 @@ def controls(page: gr.Blocks) -> dict[str, Any]:
     return dict(zip(RunForm.names(), inputs, strict=True))
 
 
+def tune_controls(page: gr.Blocks) -> dict[str, Any]:
+    """Return the controls of a tuning by the names of its form."""
+    _, *inputs = work_after(page, "sd-tune").inputs
+    return dict(zip(TuneForm.names(), inputs, strict=True))
+
+
 # -- controls
 
 
@@ -103,6 +112,38 @@ def test_the_page_starts_with_a_form_that_can_be_run(page: gr.Blocks):
     assert form.request((1,)).sampling.is_greedy
 
 
+@pytest.mark.parametrize("name", TuneForm.names())
+def test_a_control_of_a_tuning_says_what_it_is_and_looks_like_no_other(page: gr.Blocks, name: str):
+    control = tune_controls(page)[name]
+    assert control.info.endswith(".")
+    others = {**controls(page), **tune_controls(page)}.values()
+    assert [
+        other for other in others if other.label == control.label and other is not control
+    ] == []
+
+
+def test_what_is_tuned_is_the_target_of_the_pair(page: gr.Blocks):
+    assert tune_controls(page)["target"] is controls(page)["target"]
+
+
+def test_the_page_starts_with_a_tuning_that_can_be_done(page: gr.Blocks):
+    values = {name: control.value for name, control in tune_controls(page).items()}
+    spec = TuneForm(**values).spec()
+    assert spec == DistillSpec(output=spec.output)
+
+
+def test_the_advice_names_both_when_a_tuning_pays_and_when_not(page: gr.Blocks):
+    (advice,) = (
+        block
+        for block in page.blocks.values()
+        if isinstance(block, gr.Markdown) and block.elem_classes == ["sd-advice"]
+    )
+    worth, _, not_worth = str(advice.value).partition("**Not worth it**")
+    assert "**Worth it** where there is a GPU" in worth
+    for reason in ("published", "CPU", "prompt_lookup", "100 million"):
+        assert reason in not_worth
+
+
 def test_the_slider_offers_what_the_form_accepts(page: gr.Blocks):
     slider = controls(page)["repeats"]
     assert (slider.minimum, slider.maximum, slider.step) == (1, MAX_REPEATS, 1)
@@ -130,7 +171,9 @@ def test_every_draft_kind_is_offered(page: gr.Blocks):
 @pytest.mark.parametrize(
     ("draft_kind", "is_visible"), [("model", True), ("prompt_lookup", False), ("none", False)]
 )
-def test_the_draft_model_is_asked_for_only_where_one_drafts(draft_kind: str, is_visible: bool):
+def test_the_draft_model_is_asked_for_only_where_one_drafts(
+    draft_kind: DraftKind, is_visible: bool
+):
     backend = list(BACKENDS)[-1]
     defaults = PageDefaults(backend, "org/target", "org/draft", draft_kind)
     page_controls = controls(build_page(defaults))
@@ -140,27 +183,33 @@ def test_the_draft_model_is_asked_for_only_where_one_drafts(draft_kind: str, is_
 
 
 def test_only_stop_waits_for_a_run(page: gr.Blocks):
-    enabled = {name: by_id(page, f"sd-{name}").interactive for name in ("run", "build", "stop")}
-    assert enabled == {"run": True, "build": True, "stop": False}
+    for button in WORK:
+        assert by_id(page, button).interactive
+    assert not by_id(page, "sd-stop").interactive
 
 
 # -- events
 
 
-@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+@pytest.mark.parametrize("button", WORK)
 def test_the_outputs_are_wired_in_the_order_of_the_view(page: gr.Blocks, button: str):
     outputs = work_after(page, button).outputs
     assert outputs == work_after(page, "sd-run").outputs
     where = dict(zip(View.names(), outputs, strict=True))
-    for name in ("run", "build", "stop"):
+    for name in ("run", "build", "tune", "stop"):
         assert where[name] is by_id(page, f"sd-{name}")
     for side in SIDES:
         assert where[side] is by_id(page, f"sd-lane-{side}")
     assert isinstance(where["latency"], gr.Plot)
+    assert where["curve"] is by_id(page, "sd-curve")
+    for name in ("draft", "draft_kind"):
+        assert where[name] is controls(page)[name]
+    for name in ("output", "resume"):
+        assert where[name] is tune_controls(page)[name]
     assert isinstance(where["export"], gr.DownloadButton)
 
 
-@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+@pytest.mark.parametrize("button", WORK)
 def test_stop_cancels_whatever_can_run(page: gr.Blocks, button: str):
     stop = by_id(page, "sd-stop")
     cancelled = {
@@ -190,7 +239,7 @@ def test_typing_a_prompt_clears_what_was_expected_of_the_example(page: gr.Blocks
     assert typed.fn() == ""
 
 
-@pytest.mark.parametrize("button", ["sd-run", "sd-build"])
+@pytest.mark.parametrize("button", WORK)
 def test_a_fault_gives_the_page_back(page: gr.Blocks, button: str):
     work = work_after(page, button)
     (on_failure,) = (
@@ -207,7 +256,7 @@ def test_whatever_touches_the_device_waits_in_one_queue(page: gr.Blocks):
         for function in page.fns.values()
         if function.fn is not None and function.queue and function.api_name != "doctor"
     ]
-    assert len(queued) == len({"Run", "Build"} | ENDPOINTS - {"doctor"})
+    assert len(queued) == len({*WORK} | ENDPOINTS - {"doctor"})
     for function in queued:
         assert (function.concurrency_id, function.concurrency_limit) == (CONCURRENCY_ID, 1)
 
@@ -220,7 +269,7 @@ def test_no_event_that_writes_the_view_lays_a_progress_bar_over_it(page: gr.Bloc
 
 
 def test_stop_and_the_first_answers_do_not_wait_in_the_queue(page: gr.Blocks):
-    for button in ("sd-run", "sd-build", "sd-stop"):
+    for button in (*WORK, "sd-stop"):
         id_ = by_id(page, button)._id
         for function in page.fns.values():
             if (id_, "click") in function.targets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ from engines import (
     WarmUp,
     run,
 )
+from engines.distill import DistillSpec
 from specdec_ui.highlight import step_html
-from specdec_ui.state import Lane, RunForm, RunState
+from specdec_ui.state import DRAFTS, Lane, RunForm, RunState, TuneForm, new_draft_folder
 from tests.specdec_ui.conftest import ScriptedEngine
 
 FORM = RunForm(
@@ -142,7 +144,7 @@ def test_what_is_no_number_in_range_is_refused_by_name(name: str, value: Any):
         ({"prompt": None}, "the prompt is empty"),
         ({"prompt": "a \ud800 surrogate"}, "the prompt is not valid text at character 2"),
         ({"prompt": 5}, "prompt is 5"),
-        ({"target": ""}, "target is ''"),
+        ({"target": ""}, "target is empty"),
         ({"target": None}, "target is ''"),
         ({"target": ["org/target"]}, "target is ['org/target']"),
         ({"draft": ""}, "the draft is empty"),
@@ -248,3 +250,74 @@ def test_a_stopped_record_is_replayed_as_far_as_it_came():
     sides: list[Side] = ["speculative", "baseline"]
     state = state_after(*(RunEvent(side, 0, Prefill(3, 2, 0.5)) for side in sides))
     assert RunState.replayed(state.record).lanes == state.lanes
+
+
+# -- a tuning's form
+
+TUNE_FORM = TuneForm(
+    target=" org/target ",
+    num_layers=4,
+    minutes=2.5,
+    output="a folder",
+    prompts="",
+    seed=3,
+    resume=False,
+)
+
+
+def test_a_tuning_form_becomes_what_is_distilled():
+    spec = TUNE_FORM.spec()
+    assert spec == DistillSpec("a folder", "org/target", num_layers=4, minutes=2.5, seed=3)
+    assert replace(TUNE_FORM, prompts=" a file ", resume=True).spec() == replace(
+        spec, prompts="a file", resume=True
+    )
+
+
+def test_whole_numbers_of_a_tuning_may_come_with_a_point():
+    values: dict[str, Any] = {"num_layers": 4.0, "seed": 3.0}
+    assert replace(TUNE_FORM, **values).spec() == TUNE_FORM.spec()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target": ""}, "target is empty"),
+        ({"target": None, "output": ""}, "target is"),
+        ({"num_layers": 0}, "num_layers is 0: use"),
+        ({"num_layers": None}, "num_layers is None: use"),
+        ({"num_layers": 2.5}, "num_layers is 2.5: use"),
+        ({"minutes": 0}, "minutes is 0: use more than 0"),
+        ({"minutes": None}, "minutes is None: use more than 0"),
+        ({"seed": -1}, "seed is -1: use"),
+        ({"output": 7}, "output is 7: type some text"),
+        ({"output": " ", "resume": True}, "output is empty: name the folder of the tuning"),
+    ],
+)
+def test_a_tuning_form_that_is_unusable_names_the_field(changes: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        replace(TUNE_FORM, **changes).spec()
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("bundled", "bundled"),
+        ("org/Name-1.5B", "Name-1.5B"),
+        ("org/name@main", "name-main"),
+        ("/models/a model.Q4_1.gguf", "a-model.Q4_1"),
+        ("/models/tiny/", "tiny"),
+        ("..", "draft"),
+        ("é/😀", "draft"),
+    ],
+)
+def test_a_folder_that_nobody_named_is_named_after_the_target(monkeypatch, tmp_path, target, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert replace(TUNE_FORM, target=target, output="").spec().output == f"{DRAFTS}/{name}"
+
+
+def test_a_folder_that_nobody_named_is_a_new_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for expected in ("bundled", "bundled-2", "bundled-3"):
+        folder = Path(new_draft_folder("bundled")).expanduser()
+        assert folder == tmp_path / "specdec-drafts" / expected
+        folder.mkdir(parents=True)

@@ -25,15 +25,19 @@ from engines import (
     read_recording,
     stats_of,
 )
+from engines.distill import spec as distill_spec
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
 from specdec_ui.summary import (
     FIGURES,
     MISSING,
+    PHASES,
+    duration,
     expectation_html,
     figures_html,
     headline_of,
     number,
     percent,
+    phases_html,
     reason_of,
     status_html,
     verdict_html,
@@ -464,3 +468,43 @@ def test_an_example_says_what_to_expect_of_it(example):
     assert text_of(expectation_html(example)).strip() == (
         f"Example {example.kind}: {example.expectation}."
     )
+
+
+# -- the phases of a tuning
+
+
+def test_every_phase_of_a_tuning_is_explained_in_its_order():
+    assert tuple(PHASES) == distill_spec.PHASES
+
+
+@pytest.mark.parametrize(
+    ("current", "num_past"), [(None, 0), ("prepare", 0), ("train", 2), ("save", 4), ("", 5)]
+)
+def test_the_phases_say_which_are_over_and_which_goes_on(current: str | None, num_past: int):
+    html = phases_html(current)
+    assert html.count("<li") == len(PHASES)
+    assert html.count("class='sd-past'") == num_past
+    marked = re.findall(r"<li aria-current='step'><b>(\w+)</b>", html)
+    assert marked == ([current] if current else [])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_how_far_a_phase_is_stays_text(text: str):
+    html = phases_html("train", text)
+    assert unescape(html.partition("<small>")[2].partition("</small>")[0]) == text
+    assert html.count("<") == phases_html("train", "5%").count("<")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.9, "1 min"),
+        (150, "2 min"),
+        (3599, "1.0 h"),
+        (9000, "2.5 h"),
+    ],
+)
+def test_a_duration_has_the_unit_that_suits_it(seconds: float, text: str):
+    assert duration(seconds) == text
