@@ -89,11 +89,11 @@ def tuning_figure(state: TuneState) -> Any:
         rows=2,
         cols=1,
         shared_xaxes=True,
-        subplot_titles=["On text kept apart, %", "Training loss"],
+        subplot_titles=["On text not trained on, %", "Training loss"],
         vertical_spacing=0.16,
         row_heights=[0.6, 0.4],
     )
-    minutes = [round(item.minutes, 2) for item in state.validations]
+    minutes = [round(item.minutes, 3) for item in state.validations]
     for name, symbol, colour, values in (
         ("Greedy agreement", "circle", AGREEMENT_COLOUR, [v.agreement for v in state.validations]),
         (
@@ -112,12 +112,13 @@ def tuning_figure(state: TuneState) -> Any:
             mode="lines+markers",
             line_color=colour,
             marker={"symbol": symbol, "size": 7},
+            cliponaxis=False,
             hovertemplate=f"{name}: %{{y:.1f}} %<extra></extra>",
         )
     figure.add_scatter(
         row=2,
         col=1,
-        x=[round(minutes, 2) for minutes, _ in state.losses],
+        x=[round(minutes, 3) for minutes, _ in state.losses],
         y=[round(loss, 3) for _, loss in state.losses],
         mode="lines",
         line_color=LOSS_COLOUR,

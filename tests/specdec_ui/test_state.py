@@ -144,7 +144,7 @@ def test_what_is_no_number_in_range_is_refused_by_name(name: str, value: Any):
         ({"prompt": None}, "the prompt is empty"),
         ({"prompt": "a \ud800 surrogate"}, "the prompt is not valid text at character 2"),
         ({"prompt": 5}, "prompt is 5"),
-        ({"target": ""}, "target is empty"),
+        ({"target": ""}, "target is ''"),
         ({"target": None}, "target is ''"),
         ({"target": ["org/target"]}, "target is ['org/target']"),
         ({"draft": ""}, "the draft is empty"),
