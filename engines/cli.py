@@ -37,7 +37,7 @@ from engines.config import (
     check_prompt,
     resolve_draft,
 )
-from engines.distill import RECORD, DistillSpec, distill
+from engines.distill import RECORD, DistillSpec, check_output, distill
 from engines.distill.spec import DEFAULT_NUM_LAYERS, DEFAULT_SEQUENCE_LENGTH
 from engines.doctor import doctor
 from engines.errors import EngineError
@@ -177,6 +177,7 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=args.max_tokens,
         resume=args.resume,
     )
+    check_output(spec.folder, resume=spec.resume)
     show = _Progress()
     for progress in EngineSlot().build(EngineConfig(target=spec.target)):
         show(progress)

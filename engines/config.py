@@ -15,7 +15,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 MAX_NUM_DRAFT_TOKENS = 32
-# For the model, what measured fastest with the bundled pair on two cores (README).
+# For a model by measurement: with the bundled pair on two CPU cores 1 to 3 are alike, 4 is slower.
 DEFAULT_NUM_DRAFT_TOKENS: dict[DraftKind, int] = {"model": 2, "prompt_lookup": 4, "none": 0}
 MAX_NUM_TOP_TOKENS = 5
 

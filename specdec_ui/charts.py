@@ -89,7 +89,10 @@ def tuning_figure(state: TuneState) -> Any:
         rows=2,
         cols=1,
         shared_xaxes=True,
-        subplot_titles=["On text not trained on, %", "Training loss"],
+        subplot_titles=[
+            "On text not trained on, %",
+            "Training loss; from half-way on with the overlap",
+        ],
         vertical_spacing=0.16,
         row_heights=[0.6, 0.4],
     )

@@ -122,6 +122,7 @@ def stream_tune(
     Raises:
         EngineError: The target cannot be built, or the tuning failed.
     """
+    distill.check_output(spec.folder, resume=spec.resume)
     with closing(slot.build(EngineConfig(target=spec.target))) as progress:
         yield from progress
     yield from slot.acquire()

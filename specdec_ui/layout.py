@@ -269,8 +269,9 @@ def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
             number[defaults.draft_kind] or number["model"],
             label="num_draft_tokens",
             info=f"Tokens guessed per step, 1 to {MAX_NUM_DRAFT_TOKENS}. More can be kept at once, "
-            f"and more can be wasted. {number['model']} is the default for a draft model: it "
-            "measured fastest with the bundled pair on two CPU cores.",
+            f"and more can be wasted. {number['model']} is the default for a draft model by "
+            "measurement: with the bundled pair on two CPU cores, 1 to 3 were alike and more was "
+            "slower.",
         )
         controls["max_new_tokens"] = gr.Number(
             64, label="max_new_tokens", info="Where the answer is cut, in tokens."

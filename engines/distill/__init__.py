@@ -10,9 +10,10 @@ import json
 from collections.abc import Generator
 
 from engines.child import child_lines, own_module
+from engines.distill.output_folder import check_output
 from engines.distill.spec import RECORD, DistillProgress, DistillSpec, Phase
 
-__all__ = ["RECORD", "DistillProgress", "DistillSpec", "distill"]
+__all__ = ["RECORD", "DistillProgress", "DistillSpec", "check_output", "distill"]
 
 
 def distill(spec: DistillSpec) -> Generator[DistillProgress | None, None, None]:

@@ -19,6 +19,7 @@ from engines.distill.card import command_of, write_card
 from engines.distill.clock import Clock
 from engines.distill.conversations import Conversations
 from engines.distill.evaluation import ALL, evaluate
+from engines.distill.output_folder import check_output
 from engines.distill.plan import make_plan, require_room
 from engines.distill.prompts import BEGINNINGS, Prompt, read_prompts
 from engines.distill.script import script_of
@@ -85,7 +86,7 @@ class Distillation:
         self._evaluation = None if spec.evaluation is None else read_prompts(spec.evaluation)
         self.plan = make_plan(spec, config, self.device)
         self.workspace = Workspace(spec.folder)
-        self.workspace.check(resume=spec.resume)
+        check_output(spec.folder, resume=spec.resume)
         require_room(self.plan, spec.folder, self.device)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self._target = load_model(self._path, name=self._name, dtype=dtype, device=self.device)
@@ -183,6 +184,17 @@ class Distillation:
             trainer.student.load_state_dict(checkpoint["student"], strict=False)
             trainer.load_state_dict(checkpoint["optimizers"])
             phase.update(checkpoint["phase"])
+            yield from (
+                DistillProgress(
+                    "train",
+                    point["elapsed_s"],
+                    num_tokens=point["num_tokens"],
+                    loss=point["loss"],
+                    agreement=point["agreement"],
+                    overlap=point["overlap"],
+                )
+                for point in phase["curve"]
+            )
         clock = Clock(phase)
         seconds = self._seconds("train")
         validate_s = min(VALIDATE_S, seconds / MIN_VALIDATIONS)

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from engines.distill.output_folder import STATE, WORK
 from engines.errors import EngineBuildError, EngineError, translate_errors
 
-WORK = "distill"
-STATE = "state.json"
 CHECKPOINT = "checkpoint.pt"
 STATE_VERSION = 1
 
@@ -34,37 +33,11 @@ WRITE_ERRORS: dict[type[Exception], type[EngineError]] = {
 
 
 class Workspace:
-    """One output folder."""
+    """One output folder, which `check_output` has let pass."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / WORK
-
-    def check(self, *, resume: bool) -> None:
-        """Refuse a folder that a run may not use.
-
-        Args:
-            resume: Whether it is to hold an interrupted run.
-
-        Raises:
-            EngineBuildError: It holds something else.
-        """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise EngineBuildError(f"'{self.folder}' is a file: name a folder for the draft")
-        if (self.work / STATE).is_file():
-            if not resume:
-                raise EngineBuildError(
-                    f"'{self.folder}' holds an interrupted run: go on with it (--resume), or name "
-                    "another folder"
-                )
-        elif resume:
-            raise EngineBuildError(
-                f"'{self.folder}' holds no interrupted run: leave --resume out to begin one"
-            )
-        elif any(path.is_file() for path in self.folder.rglob("*")):
-            raise EngineBuildError(
-                f"the folder '{self.folder}' is not empty: name a new or an empty one"
-            )
 
     def open(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state so far, a new one where nothing was begun.

@@ -237,7 +237,10 @@ def test_the_curve_shows_acceptance_in_percent_and_loss_over_minutes():
 def test_the_curve_names_its_axes():
     layout = tuning_figure(TUNING).layout
     titles = [note.text for note in layout.annotations]
-    assert titles == ["On text not trained on, %", "Training loss"]
+    assert titles == [
+        "On text not trained on, %",
+        "Training loss; from half-way on with the overlap",
+    ]
     assert layout.xaxis2.title.text == "Minutes of training"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engines.distill.output_folder import check_output
 from engines.distill.workspace import Workspace
 from engines.errors import EngineBuildError
 from tests.engines.conftest import largest_file
@@ -47,6 +48,9 @@ def interrupted(workspace: Workspace) -> None:
     workspace.open(IDENTITY)
 
 
+NOTHING_TO_RESUME = "'{}' holds no interrupted run to resume: begin one, or name another folder"
+
+
 @pytest.mark.parametrize(
     ("make", "resume", "told"),
     [
@@ -57,11 +61,10 @@ def interrupted(workspace: Workspace) -> None:
         (a_file, True, "'{}' is a file: name a folder for the draft"),
         (foreign, False, "the folder '{}' is not empty: name a new or an empty one"),
         (foreign_inside, False, "the folder '{}' is not empty: name a new or an empty one"),
-        (interrupted, False, "'{}' holds an interrupted run: go on with it (--resume), or name "
-         "another folder"),
-        (new, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
-        (empty, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
-        (foreign, True, "'{}' holds no interrupted run: leave --resume out to begin one"),
+        (interrupted, False, "'{}' holds an interrupted run: resume it, or name another folder"),
+        (new, True, NOTHING_TO_RESUME),
+        (empty, True, NOTHING_TO_RESUME),
+        (foreign, True, NOTHING_TO_RESUME),
     ],
 )  # fmt: skip
 def test_a_folder_is_taken_or_refused_in_a_sentence(
@@ -70,10 +73,10 @@ def test_a_folder_is_taken_or_refused_in_a_sentence(
     make(workspace)
     before = sorted(workspace.folder.rglob("*"))
     if told is None:
-        workspace.check(resume=resume)
+        check_output(workspace.folder, resume=resume)
     else:
         with pytest.raises(EngineBuildError) as caught:
-            workspace.check(resume=resume)
+            check_output(workspace.folder, resume=resume)
         assert str(caught.value) == told.format(workspace.folder)
 
     assert sorted(workspace.folder.rglob("*")) == before
