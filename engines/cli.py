@@ -200,15 +200,18 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pack(args: argparse.Namespace) -> dict[str, Any]:
-    slot = EngineSlot()
+    reference = parse_reference(args.target)
+    if reference.path is not None:
+        raise ValueError(
+            f"target is '{args.target}': name it as others can, by a Hub id or '{BUNDLED}'; the "
+            "packed draft says which it needs"
+        )
     show = _Progress()
-    for progress in slot.build(EngineConfig(target=args.target)):
+    for progress in EngineSlot().build(EngineConfig(target=args.target)):
         show(progress)
-    target = built_path(parse_reference(args.target), EngineStore())
+    folders = (args.draft, str(built_path(reference, EngineStore())), args.target, args.output)
     for line in child_lines(
-        own_module(
-            "engines.distill.packing", "pack", args.draft, str(target), args.target, args.output
-        ),
+        own_module("engines.distill.packing", "pack", *folders),
         action="packing",
     ):
         if line is not None:

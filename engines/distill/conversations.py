@@ -12,6 +12,11 @@ import torch
 from engines.distill.prompts import BEGINNINGS, Prompt, read_prompts
 from engines.distill.script import Script
 from engines.distill.spec import part_seed
+from engines.distill.text_set import (
+    MAX_VALIDATION_SEQUENCES,
+    VALIDATION_SHARE,
+    num_kept_apart,
+)
 from engines.distill.writing import Text, write
 
 USER_TEMPERATURES = (0.7, 1.0)  # what users say must vary, or all conversations would be one
@@ -23,7 +28,8 @@ MAX_TURN_SHARE = 1 / 3  # likewise a turn, so that a short sequence has room for
 
 def opening_of(tokenizer: Any, script: Script, prompt: Prompt) -> list[int]:
     """Return the ids of a conversation up to where the target goes on: mostly with the answer."""
-    content = tokenizer(prompt.text, add_special_tokens=False).input_ids
+    # A token that ends a turn is text where a user has typed it.
+    content = tokenizer(prompt.text, add_special_tokens=False, split_special_tokens=True).input_ids
     first = script.turns[0]
     if first.is_answer or not prompt.is_whole:  # plain text, or a beginning: it is continued
         return [*script.opening, *content]
@@ -37,6 +43,7 @@ class Conversations:
     script: Script
     openings: list[list[int]]  # ids, taken in turn
     num_left_out: int  # prompts that are too long
+    apart: list[list[int]]  # likewise, of the conversations that are not trained on; none: the same
     every: int  # one conversation in so many has such an opening; the others begin as they like
     length: int  # tokens of each
 
@@ -57,7 +64,7 @@ class Conversations:
             ValueError: The file cannot be read, or all of its prompts are too long.
         """
         if prompts is None and script.turns[0].is_answer:
-            return cls(script, [list(script.opening)], 0, every=1, length=length)
+            return cls(script, [list(script.opening)], 0, [], every=1, length=length)
         file = BEGINNINGS if prompts is None else Path(prompts)
         openings = [opening_of(tokenizer, script, prompt) for prompt in read_prompts(file)]
         longest = int(length * MAX_OPENING_SHARE)
@@ -67,8 +74,12 @@ class Conversations:
                 f"every prompt in '{file}' has more than {longest} tokens: use shorter ones, or a "
                 "longer sequence_length"
             )
-        every = 2 if prompts is None else 1
-        return cls(script, kept, len(openings) - len(kept), every=every, length=length)
+        num_left_out = len(openings) - len(kept)
+        if prompts is None:
+            return cls(script, kept, num_left_out, [], every=2, length=length)
+        # Whole prompts, greedily answered, would be the same conversation in both parts.
+        num_apart = min(MAX_VALIDATION_SEQUENCES, len(kept) // VALIDATION_SHARE)
+        return cls(script, kept[num_apart:], num_left_out, kept[:num_apart], every=1, length=length)
 
     def write_chunk(
         self, model: Any, number: int, *, num_sequences: int, seed: int
@@ -83,7 +94,12 @@ class Conversations:
         return write(
             model,
             self.script,
-            openings=[self._opening(number * num_sequences + row) for row in range(num_sequences)],
+            openings=[
+                self.apart[row % len(self.apart)]
+                if self.apart and number == 0 and row < num_kept_apart(num_sequences)
+                else self._opening(number * num_sequences + row)
+                for row in range(num_sequences)
+            ],
             length=self.length,
             temperatures=torch.cat(
                 [answer if turn.is_answer else user for turn in self.script.turns], dim=1

@@ -7,9 +7,11 @@ once, and the loop is replayed along them for each number of draft tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import psutil
 import torch
 from torch.nn import functional
 
@@ -24,7 +26,8 @@ SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 NUMS_DRAFT_TOKENS = (2, 4, 8)
 ANSWER_TOKENS = 128
 MAX_PROMPT_TOKENS = 600
-SEQUENCES_AT_ONCE = {"cuda": 256, "cpu": 32}
+MAX_SEQUENCES_AT_ONCE = {"cuda": 256, "cpu": 32}
+MEMORY_SHARE = 0.5  # of what is free, for writing answers
 ALL = "all"
 
 
@@ -92,54 +95,79 @@ def evaluate(
     if not kept:
         raise ValueError(f"no prompt to evaluate on has {MAX_PROMPT_TOKENS} tokens or fewer")
     kept.sort(key=lambda item: len(item[1]))  # what is written together is of about one length
-    size = SEQUENCES_AT_ONCE[target.device.type]
+    size = _num_at_once(target, len(kept[-1][1]) + ANSWER_TOKENS)
     groups = [kept[start : start + size] for start in range(0, len(kept), size)]
-    num_rounds = len(SAMPLINGS) * len(groups)
     results: dict[str, Any] = {"num_left_out": len(prompts) - len(kept)}
     for index, sampling in enumerate(SAMPLINGS):
         categories: dict[str, CategoryResult] = {}
         for number, group in enumerate(groups):
             generator = torch.Generator(target.device).manual_seed(seed + number)
-            group_openings = [opening for _, opening in group]
-            length = max(map(len, group_openings)) + ANSWER_TOKENS
-            temperature = 0.0 if sampling == "greedy" else 1.0
-            text = None
-            for position, item in enumerate(
-                write(
-                    target,
-                    script,
-                    openings=group_openings,
-                    length=length,
-                    temperatures=torch.full(
-                        (len(group), len(script.turns)), temperature, device=target.device
-                    ),
-                    generator=generator,
-                )
-            ):
-                text = item
-                yield (index * len(groups) + number + min(position / length, 1.0)) / num_rounds
-            assert isinstance(text, Text)
-            for row, (prompt, opening) in enumerate(group):
-                answer = _answer(text.token_ids[row].tolist(), len(opening), script.end_id)
-                _judge(
-                    target,
-                    draft,
-                    opening,
-                    answer,
-                    sampling,
-                    generator,
-                    [
-                        categories.setdefault(name, CategoryResult())
-                        for name in dict.fromkeys((prompt.category, ALL))
-                    ],
-                )
+            num_done = index * len(groups) + number
+            openings = [opening for _, opening in group]
+            answers: list[list[int]] = []
+            with closing(_answers(target, script, openings, sampling, generator)) as items:
+                for item in items:
+                    if isinstance(item, float):
+                        yield (num_done + item) / (len(SAMPLINGS) * len(groups))
+                    else:
+                        answers = item
+            for (prompt, opening), answer in zip(group, answers, strict=True):
+                names = dict.fromkeys((prompt.category, ALL))
+                parts = [categories.setdefault(name, CategoryResult()) for name in names]
+                _judge(target, draft, opening, answer, sampling, generator, parts)
         results[sampling] = {name: result.to_dict() for name, result in categories.items()}
     yield results
 
 
-def _answer(token_ids: list[int], start: int, end_id: int) -> list[int]:
+def _num_at_once(target: Any, length: int) -> int:
+    """Return how many texts of so many tokens are written together: what free memory allows."""
+    config, device = target.config, target.device
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = psutil.virtual_memory().available
+    key_value_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    text_bytes = (length * key_value_bytes + 3 * config.vocab_size) * target.dtype.itemsize
+    fitting = int(free * MEMORY_SHARE / text_bytes)
+    return max(1, min(MAX_SEQUENCES_AT_ONCE[device.type], fitting))
+
+
+def _answers(
+    target: Any,
+    script: Script,
+    openings: Sequence[list[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> Generator[float | list[list[int]], None, None]:
+    """Yield the share that is written, and at the end the ids of each opening's answer."""
+    length = max(map(len, openings)) + ANSWER_TOKENS
+    temperatures = torch.full(
+        (len(openings), len(script.turns)),
+        0.0 if sampling == "greedy" else 1.0,
+        device=target.device,
+    )
+    texts = write(
+        target,
+        script,
+        openings=openings,
+        length=length,
+        temperatures=temperatures,
+        generator=generator,
+    )
+    for position, item in enumerate(texts, start=1):
+        if isinstance(item, Text):
+            yield [
+                _answer(token_ids, len(opening), script.stop_ids)
+                for token_ids, opening in zip(item.token_ids.tolist(), openings, strict=True)
+            ]
+        else:
+            yield position / length
+
+
+def _answer(token_ids: list[int], start: int, stop_ids: frozenset[int]) -> list[int]:
     answer = token_ids[start : start + ANSWER_TOKENS]
-    return answer[: answer.index(end_id) + 1] if end_id in answer else answer
+    end = next((index for index, id_ in enumerate(answer, start=1) if id_ in stop_ids), None)
+    return answer[:end]
 
 
 def _judge(

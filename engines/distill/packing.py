@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from engines.child import ERROR_PREFIX
+from engines.distill.output_folder import check_output
 from engines.distill.spec import RECORD
 from engines.errors import EngineBuildError, EngineError, translate_errors
 from engines.packed import PACKED_FILE, PACKED_VERSION, read_packed
@@ -66,6 +67,7 @@ def pack(draft: Path, target: Path, target_name: str, output: Path) -> None:
             raise EngineBuildError(
                 f"'{draft}' cannot be packed: its embeddings are not those of '{target_name}'"
             )
+        check_output(output, resume=False)
         output.mkdir(parents=True, exist_ok=True)
         files = {}
         for number, part in enumerate(_parts(_narrowed(weights)), start=1):

@@ -44,7 +44,7 @@ from engines.environment import environment
 from engines.errors import EngineError, GenerationError, translate_errors
 from engines.store import EngineStore
 from engines.transformers_backend.device import device_name, device_of
-from engines.transformers_backend.model import load_config, load_model
+from engines.transformers_backend.model import context_length, load_config, load_model
 from engines.transformers_backend.tokenizer import load_tokenizer, vocabulary_of
 
 VALIDATE_S = 40.0  # of training between two validations; less in a short one
@@ -77,13 +77,18 @@ class Distillation:
         config = load_config(self._path, name=self._name)
         check_architecture(config, self._name)
         self.layers = chosen_layers(spec, config.num_hidden_layers)
+        if spec.sequence_length > context_length(config):
+            raise ValueError(
+                f"sequence_length is {spec.sequence_length}, and the target's context holds "
+                f"{context_length(config)} tokens: use fewer"
+            )
         self._tokenizer = load_tokenizer(self._path, name=self._name)
         stop_ids = vocabulary_of(self._tokenizer, self._path).stop_token_ids
         self._script = script_of(self._tokenizer, stop_ids)
         self._conversations = Conversations.prepare(
             self._tokenizer, self._script, spec.prompts, length=spec.sequence_length
         )
-        self._evaluation = None if spec.evaluation is None else read_prompts(spec.evaluation)
+        self._evaluation, self._num_known = self._read_evaluation()
         self.plan = make_plan(spec, config, self.device)
         self.workspace = Workspace(spec.folder)
         check_output(spec.folder, resume=spec.resume)
@@ -127,6 +132,15 @@ class Distillation:
         ]
         if left_out := self._conversations.num_left_out:
             messages.append(f"{left_out} prompts are too long and left out")
+        if self.spec.prompts is not None and not self._conversations.apart:
+            messages.append(
+                "there are too few prompts to keep some apart: the text that the draft is measured "
+                "on while it learns begins like what it learns from"
+            )
+        if self._num_known:
+            messages.append(
+                f"{self._num_known} prompts to evaluate on are among those trained on, and left out"
+            )
         for message in messages:
             yield DistillProgress("prepare", 0.0, message=message)
 
@@ -178,12 +192,18 @@ class Distillation:
         """Train for the rest of the minutes, keeping the student that agrees most."""
         yield DistillProgress("train", 0.0, message="reading the text")
         text = TextSet(self.workspace, self._phase("generate")["num_chunks"])
-        trainer = Trainer(self._target, make_student(self._target, self.layers))
+        trainer = Trainer(
+            self._target,
+            make_student(self._target, self.layers),
+            num_positions=self.plan.num_positions,
+        )
         phase = self._phase("train")
         if checkpoint := self.workspace.read_checkpoint(self.device):
             trainer.student.load_state_dict(checkpoint["student"], strict=False)
             trainer.load_state_dict(checkpoint["optimizers"])
             phase.update(checkpoint["phase"])
+            if phase["best"] == phase["curve"][-1]:  # the last run may have ended before this
+                self._write_draft(trainer.student)
             yield from (
                 DistillProgress(
                     "train",
@@ -250,7 +270,6 @@ class Distillation:
         phase["curve"].append(point)
         if is_best:
             phase["best"] = point
-            self._write_draft(trainer.student)
         self.workspace.write_checkpoint(
             {
                 "student": trained_parameters(trainer.student),
@@ -258,6 +277,8 @@ class Distillation:
                 "phase": phase,
             }
         )
+        if is_best:
+            self._write_draft(trainer.student)
         self.workspace.write_state(self._state)
         return self._report(
             "train",
@@ -330,8 +351,13 @@ class Distillation:
 
     def _report(self, phase: Phase, clock: Clock, share: float, **values: Any) -> DistillProgress:
         share = min(share, 1.0)
-        remaining_s = self._seconds(phase) * (1 - share)
-        if phase == "generate":
+        remaining_s = None
+        if phase == "evaluate" or (phase == "generate" and self.spec.max_tokens is not None):
+            if share > 0:  # no clock ends it
+                remaining_s = clock.elapsed_s * (1 - share) / share
+        else:
+            remaining_s = self._seconds(phase) * (1 - share)
+        if phase == "generate" and remaining_s is not None:
             remaining_s += self._seconds("train")
         return DistillProgress(
             phase, clock.elapsed_s, fraction=share, remaining_s=remaining_s, **values
@@ -345,10 +371,31 @@ class Distillation:
             "layers": list(self.layers),
             "seed": self.spec.seed,
             "sequence_length": self.spec.sequence_length,
+            "minutes": self.spec.minutes,
+            "max_tokens": self.spec.max_tokens,
             "device": self.device.type,
             "num_sequences": self.plan.num_sequences,
             "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest(),
         }
+
+    def _read_evaluation(self) -> tuple[list[Prompt] | None, int]:
+        """Return the prompts to evaluate on, and how many are left out as they are trained on."""
+        if self.spec.evaluation is None:
+            return None, 0
+        prompts = read_prompts(self.spec.evaluation)
+        if not all(prompt.is_whole for prompt in prompts):
+            raise ValueError(
+                f"'{self.spec.evaluation}' holds beginnings: a draft is evaluated on whole prompts"
+            )
+        known: set[str] = set()
+        if self.spec.prompts is not None:
+            known = {prompt.text for prompt in read_prompts(self.spec.prompts)}
+        unknown = [prompt for prompt in prompts if prompt.text not in known]
+        if not unknown:
+            raise ValueError(
+                f"every prompt of '{self.spec.evaluation}' is trained on: evaluate on others"
+            )
+        return unknown, len(prompts) - len(unknown)
 
     def _kept_prompts(self) -> list[Prompt]:
         """Return the users' first turns in the text kept apart."""

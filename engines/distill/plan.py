@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from engines.errors import EngineBuildError
 
 MAX_SEQUENCES = {"cuda": 4096, "cpu": 16}  # written at once
 MIN_SEQUENCES = 8
+MAX_POSITIONS, MIN_POSITIONS = {"cuda": 4096, "cpu": 1024}, 256
 TRAIN_TOKENS = {"cuda": 32 * 1024, "cpu": 2048}  # of a training step
-MEMORY_SHARE = 0.6  # of a CUDA device's memory that writing may take
+MEMORY_SHARE = 0.6  # of a CUDA device's memory that writing or training may take
 # Generous bounds for the disk: tokens a second that no device here has reached, bytes a token.
 TOKENS_PER_SECOND = {"cuda": 400_000, "cpu": 5_000}
 BYTES_PER_TOKEN = 5  # an id of four bytes, and whether it is an answer's
@@ -29,6 +31,7 @@ class Plan:
 
     num_sequences: int  # written together: a chunk
     num_train_sequences: int  # of a training step
+    num_positions: int  # whose logits over the whole vocabulary are held together
     device_bytes: int  # needed, the models included
     disk_bytes: int  # needed in the output folder
 
@@ -43,44 +46,60 @@ def make_plan(spec: DistillSpec, config: Any, device: torch.device) -> Plan:
     """
     kind = device.type
     weight_bytes = 2 if kind == "cuda" else 4
-    head = config.vocab_size * config.hidden_size
+    head = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     layer = _layer_weights(config)
-    target_bytes = (
-        head * (1 if config.tie_word_embeddings else 2) + layer * config.num_hidden_layers
-    ) * weight_bytes
-    key_value_bytes = (
-        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight_bytes
-    )
-    # Keys and values of the whole text, and logits with noise of one position in float32.
-    sequence_bytes = spec.sequence_length * key_value_bytes + 3 * 4 * config.vocab_size
-    num_sequences = MAX_SEQUENCES[kind]
-    if kind == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory * MEMORY_SHARE - target_bytes
-        while num_sequences > MIN_SEQUENCES and num_sequences * sequence_bytes > room:
-            num_sequences //= 2
-    num_train_sequences = max(1, TRAIN_TOKENS[kind] // spec.sequence_length)
+    target_bytes = weight_bytes * (head + layer * config.num_hidden_layers)
     student = layer * spec.num_layers
-    train_tokens = num_train_sequences * spec.sequence_length
-    activations = (
-        train_tokens
-        * spec.num_layers
-        * weight_bytes
-        * (20 * config.hidden_size + 8 * config.intermediate_size)
+    room = math.inf
+    if kind == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        room = MEMORY_SHARE * total_bytes - target_bytes
+
+    # Keys and values of a whole text, and logits with noise of one position in float32.
+    key_value_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    sequence_bytes = (
+        spec.sequence_length * key_value_bytes * weight_bytes + 3 * 4 * config.vocab_size
     )
-    logits = 10 * 4 * config.vocab_size * min(train_tokens, 4096)
-    training_bytes = 16 * student + activations + logits  # weights, gradients, two moments
+    num_sequences = MAX_SEQUENCES[kind]
+    while num_sequences > MIN_SEQUENCES and num_sequences * sequence_bytes > room:
+        num_sequences //= 2
+
+    # What the layers' backward passes need, and of some positions logits, probabilities, gradients.
+    token_bytes = (
+        spec.num_layers * weight_bytes * (20 * config.hidden_size + 8 * config.intermediate_size)
+    )
+    position_bytes = 10 * 4 * config.vocab_size
+    student_bytes = 16 * student  # weights, gradients, two moments
+    num_train_sequences = max(1, TRAIN_TOKENS[kind] // spec.sequence_length)
+    num_positions = MAX_POSITIONS[kind]
+
+    def training_bytes() -> int:
+        train_tokens = num_train_sequences * spec.sequence_length
+        return student_bytes + train_tokens * token_bytes + num_positions * position_bytes
+
+    while num_positions > MIN_POSITIONS and training_bytes() > room:
+        num_positions //= 2
+    while num_train_sequences > 1 and training_bytes() > room:
+        num_train_sequences //= 2
+    evaluation_bytes = 4 * (2 * head + layer * (config.num_hidden_layers + spec.num_layers))
+    working_bytes = max(num_sequences * sequence_bytes, training_bytes())
+    return Plan(
+        num_sequences=num_sequences,
+        num_train_sequences=num_train_sequences,
+        num_positions=num_positions,
+        device_bytes=max(target_bytes + working_bytes, evaluation_bytes),
+        disk_bytes=_disk_bytes(spec, kind, num_sequences, student, head),
+    )
+
+
+def _disk_bytes(spec: DistillSpec, kind: str, num_sequences: int, student: int, head: int) -> int:
+    """Return what a run may take: text, checkpoint and draft, the latter two also written aside."""
     tokens = TOKENS_PER_SECOND[kind] * spec.minutes * 60 * GENERATE_SHARE
     if spec.max_tokens is not None:
         tokens = min(tokens, spec.max_tokens)
     tokens += num_sequences * spec.sequence_length  # a chunk is ended
-    draft_bytes = 2 * (student + 2 * head)
-    return Plan(
-        num_sequences=num_sequences,
-        num_train_sequences=num_train_sequences,
-        device_bytes=int(target_bytes + max(num_sequences * sequence_bytes, training_bytes)),
-        # Checkpoints are written aside before they replace the ones before.
-        disk_bytes=int(tokens * BYTES_PER_TOKEN + 2 * 12 * student + 2 * draft_bytes + SPARE_BYTES),
-    )
+    draft_bytes = 2 * (student + head)
+    return int(tokens * BYTES_PER_TOKEN + 2 * 12 * student + 2 * draft_bytes + SPARE_BYTES)
 
 
 def require_room(plan: Plan, folder: Path, device: torch.device) -> None:
@@ -89,10 +108,12 @@ def require_room(plan: Plan, folder: Path, device: torch.device) -> None:
     Raises:
         EngineBuildError: The disk or the device is too full; the text says what is needed.
     """
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    needed = plan.disk_bytes - held  # less where a run is resumed
     free_disk = shutil.disk_usage(_existing(folder)).free
-    if free_disk < plan.disk_bytes:
+    if free_disk < needed:
         raise EngineBuildError(
-            f"distilling needs up to {_gb(plan.disk_bytes)} in '{folder}', where "
+            f"distilling needs up to {_gb(needed)} in '{folder}', where "
             f"{_gb(free_disk)} are free: make room, name a folder on another disk, or use fewer "
             "minutes"
         )
@@ -104,8 +125,8 @@ def require_room(plan: Plan, folder: Path, device: torch.device) -> None:
     if free_memory < plan.device_bytes:
         raise EngineBuildError(
             f"distilling needs about {_gb(plan.device_bytes)} of {name}, where "
-            f"{_gb(free_memory)} are free: end what else uses it, or choose a smaller target or a "
-            "shorter sequence_length"
+            f"{_gb(free_memory)} are free: end what else uses it, take fewer layers, or choose a "
+            "smaller target"
         )
 
 

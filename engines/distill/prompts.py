@@ -35,7 +35,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, RuntimeError, UnicodeDecodeError) as exc:
         raise ValueError(f"the prompt file '{path}' cannot be read: {exc}") from exc
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if str(path).endswith(".jsonl"):

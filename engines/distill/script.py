@@ -24,8 +24,8 @@ class Script:
     """How a target talks to itself: turns that follow each other in a circle."""
 
     opening: tuple[int, ...]  # token ids before the first turn's text
-    end_id: int  # the token that ends a turn
-    stop_ids: frozenset[int]  # tokens that the target may end a turn with; read as `end_id`
+    end_id: int  # the token that ends a turn in the template
+    stop_ids: frozenset[int]  # those that the target may end a turn with, `end_id` among them
     turns: tuple[Turn, ...]
 
 

@@ -44,6 +44,11 @@ class DistillSpec:
     def __post_init__(self) -> None:
         if not self.output.strip():
             raise ValueError("output is empty: name a folder for the draft")
+        for path in (self.output, self.prompts, self.evaluation):
+            try:
+                Path(path or ".").expanduser()
+            except RuntimeError as exc:  # the home folder of a user who does not exist
+                raise ValueError(f"there is no folder '{path}': {exc}") from exc
         if not self.target.strip():
             raise ValueError("target is empty: name a model")
         _whole("num_layers", self.num_layers, 1, 1000)
@@ -123,6 +128,10 @@ def chosen_layers(spec: DistillSpec, num_target_layers: int) -> tuple[int, ...]:
             for number in range(1, num_between + 1)
         )
         return (*range(first), *between, *range(high, num_target_layers))
+    if list(spec.layers) != sorted(set(spec.layers)):
+        raise ValueError(
+            f"layers is {','.join(map(str, spec.layers))}: name each once, the lowest first"
+        )
     if any(type(layer) is not int or not 0 <= layer < num_target_layers for layer in spec.layers):
         raise ValueError(
             f"layers is {','.join(map(str, spec.layers))}: use numbers from 0 to "

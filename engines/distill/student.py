@@ -57,7 +57,7 @@ def make_student(target: Any, layers: Sequence[int]) -> Any:
     for parameter in trained_parameters(student).values():
         parameter.requires_grad_(True)
     student.set_attn_implementation(target.config._attn_implementation)
-    return student.train()
+    return student.eval()  # nothing is dropped out
 
 
 def trained_parameters(student: Any) -> dict[str, nn.Parameter]:

@@ -15,6 +15,11 @@ VALIDATION_SHARE = 8  # one in so many of the first chunk's sequences at most
 Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and whether each is an answer's
 
 
+def num_kept_apart(num_sequences: int) -> int:
+    """Return how many of the first chunk's sequences are not trained on."""
+    return max(1, min(MAX_VALIDATION_SEQUENCES, num_sequences // VALIDATION_SHARE))
+
+
 class TextSet:
     """All chunks of one distillation, in memory."""
 
@@ -25,8 +30,7 @@ class TextSet:
             ValueError: What is kept apart holds no answer to measure a student on.
         """
         chunks = [workspace.read_chunk(number) for number in range(num_chunks)]
-        first_length = len(chunks[0][0])
-        self._num_kept = max(1, min(MAX_VALIDATION_SEQUENCES, first_length // VALIDATION_SHARE))
+        self._num_kept = num_kept_apart(len(chunks[0][0]))
         self._token_ids = torch.cat([token_ids for token_ids, _ in chunks])
         self._is_answer = torch.cat([is_answer for _, is_answer in chunks])
         if not self._is_answer[: self._num_kept, 1:].any():

@@ -21,7 +21,6 @@ WEIGHT_DECAY = 0.01
 GRADIENT_NORM = 1.0
 # From this share of the training on, the overlap of both distributions counts in the loss too.
 OVERLAP_FROM, OVERLAP_WEIGHT = 0.5, 0.7
-POSITIONS_AT_ONCE = 4096  # whose logits over the whole vocabulary are held together
 VALIDATION_DRAFT_TOKENS = 4
 
 
@@ -77,7 +76,15 @@ def distillation_loss(
 class Trainer:
     """One optimisation of one student: a step a batch, in bfloat16 where the device is CUDA."""
 
-    def __init__(self, target: Any, student: Any) -> None:
+    def __init__(self, target: Any, student: Any, *, num_positions: int) -> None:
+        """Prepare to train a student.
+
+        Args:
+            target: What it learns from.
+            student: As `make_student` returns it.
+            num_positions: Whose logits over the whole vocabulary are held together.
+        """
+        self._num_positions = num_positions
         self.target = target
         self.student = student
         self.parameters = trained_parameters(student)
@@ -125,8 +132,8 @@ class Trainer:
         leaf = student_hidden.detach().requires_grad_()
         loss = torch.zeros((), device=self.device)
         for draft_part, target_part in zip(
-            torch.split(leaf, POSITIONS_AT_ONCE),
-            torch.split(target_hidden, POSITIONS_AT_ONCE),
+            torch.split(leaf, self._num_positions),
+            torch.split(target_hidden, self._num_positions),
             strict=True,
         ):
             part = distillation_loss(
@@ -154,8 +161,8 @@ class Trainer:
                 hidden = self.student.model(token_ids, use_cache=False).last_hidden_state[rows]
             agreed = []
             for draft_part, target_part in zip(
-                torch.split(hidden, POSITIONS_AT_ONCE),
-                torch.split(target_hidden, POSITIONS_AT_ONCE),
+                torch.split(hidden, self._num_positions),
+                torch.split(target_hidden, self._num_positions),
                 strict=True,
             ):
                 draft_logits, target_logits = self._logits(draft_part), self._logits(target_part)

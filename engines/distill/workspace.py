@@ -13,13 +13,16 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from engines.distill.output_folder import STATE, WORK
+from engines.distill.output_folder import LOCK, STATE, WORK
 from engines.errors import EngineBuildError, EngineError, translate_errors
 
 CHECKPOINT = "checkpoint.pt"
@@ -32,12 +35,18 @@ WRITE_ERRORS: dict[type[Exception], type[EngineError]] = {
 }
 
 
+READ_ERRORS: dict[type[Exception], type[EngineError]] = dict.fromkeys(
+    (OSError, ValueError, KeyError, RuntimeError, BadZipFile, UnpicklingError), EngineBuildError
+)
+
+
 class Workspace:
     """One output folder, which `check_output` has let pass."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / WORK
+        self._lock = FileLock(self.work / LOCK, timeout=0)
 
     def open(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state so far, a new one where nothing was begun.
@@ -48,11 +57,20 @@ class Workspace:
         Raises:
             EngineBuildError: The run was begun as another one, or nothing can be written.
         """
+        with self.writing():
+            self.work.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except Timeout as exc:
+                raise EngineBuildError(
+                    f"another run is at work in '{self.folder}': wait for it, or name another "
+                    "folder"
+                ) from exc
+            for leftover in self.folder.rglob(".*.part"):  # of a run that was killed
+                leftover.unlink()
         state = self._read_state()
         if state is None:
             state = {"version": STATE_VERSION, "identity": dict(identity), "phases": {}}
-            with self.writing():
-                self.work.mkdir(parents=True, exist_ok=True)
             self.write_state(state)
         for key, value in identity.items():
             if (before := state["identity"].get(key)) != value:
@@ -81,7 +99,8 @@ class Workspace:
 
     def read_chunk(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return one chunk of text as it was kept."""
-        with np.load(self.work / _chunk_name(number)) as values:
+        path = self.work / _chunk_name(number)
+        with translate_errors(f"'{path}' cannot be read", READ_ERRORS), np.load(path) as values:
             return torch.from_numpy(values["token_ids"]), torch.from_numpy(values["is_answer"])
 
     def write_checkpoint(self, values: Mapping[str, Any]) -> None:
@@ -92,7 +111,8 @@ class Workspace:
         path = self.work / CHECKPOINT
         if not path.is_file():
             return None
-        values: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        with translate_errors(f"'{path}' cannot be read", READ_ERRORS):
+            values: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return values
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
@@ -113,7 +133,11 @@ class Workspace:
 
     def finish(self) -> None:
         """Delete what only a resumed run needs."""
-        shutil.rmtree(self.work)
+        done = self.folder / ".distill-done"
+        with self.writing():
+            os.replace(self.work, done)  # at once: half of it could neither be used nor resumed
+            self._lock.release()
+            shutil.rmtree(done)
 
     def _read_state(self) -> dict[str, Any] | None:
         path = self.work / STATE

@@ -26,7 +26,7 @@ class Text:
     """What was written."""
 
     token_ids: torch.Tensor  # [num_sequences, length], int64, on the device
-    is_answer: torch.Tensor  # [num_sequences, length], bool: sampled, in a turn that is an answer
+    is_answer: torch.Tensor  # [num_sequences, length], bool: an answer's, its end included
 
 
 class KeyValueStore:
@@ -130,11 +130,13 @@ def write(
     for position in range(length):
         forced = plan[:, position]
         is_free = forced == _FREE
+        token = torch.where(is_free, sampled, forced)
         is_end = torch.isin(sampled, stop_ids) & is_free
         num_sampled += is_free
         if max_turn_tokens is not None:
-            is_end |= is_free & (num_sampled >= max_turn_tokens)
-        token = torch.where(is_end, script.end_id, torch.where(is_free, sampled, forced))
+            is_cut = is_free & ~is_end & (num_sampled >= max_turn_tokens)
+            token = torch.where(is_cut, script.end_id, token)
+            is_end |= is_cut
         is_end |= ~is_free & (forced == script.end_id) & (position >= len(script.opening))
         token_ids[:, position] = token
         is_answer[:, position] = is_free & answers[turn]

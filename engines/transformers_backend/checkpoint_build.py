@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from engines import bundled
 from engines.building import Stage
@@ -99,30 +100,19 @@ class GgufBuild:
     def _convert(self) -> Generator[str | None, None, None]:
         assert self._source is not None
         assert self._sha256 is not None
+        source = self._source
         identity = gguf_identity(self._sha256)
-        key = engine_key(self._reference.name, identity)
-        with self._store.lock(key):
-            if self._store.holds(key):
-                yield "converted already"
-                return
-            _require_space(
-                self._store,
-                num_weights(self._source) * BYTES_PER_WEIGHT,
-                f"converting {self._source.name}",
-            )
-            with self._store.aside(key) as folder:
-                yield from child_lines(
-                    own_module(
-                        "engines.transformers_backend.convert", str(self._source), str(folder)
-                    ),
-                    action=f"converting {self._source.name}",
-                    env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
-                )
-                with translate_errors("storing the engine", {OSError: EngineBuildError}):
-                    entry = self._store.commit(
-                        folder, key=key, name=self._reference.name, identity=identity
-                    )
-        yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
+        yield from _make(
+            self._store,
+            self._reference.name,
+            engine_key(self._reference.name, identity),
+            identity,
+            num_bytes=lambda: num_weights(source) * BYTES_PER_WEIGHT,
+            command=lambda folder: own_module(
+                "engines.transformers_backend.convert", str(source), str(folder)
+            ),
+            action=f"converting {source.name}",
+        )
 
 
 class PackedBuild:
@@ -142,29 +132,52 @@ class PackedBuild:
         packed = self._reference.path
         assert packed is not None
         target = built_path(needed_references(self._reference)[0], self._store)
-        key = stored_key(self._reference)
-        with self._store.lock(key):
-            _require_space(
-                self._store,
-                2 * sum(path.stat().st_size for path in target.glob("*.safetensors")),
-                f"unpacking {self._reference.name}",
+        yield from _make(
+            self._store,
+            self._reference.name,
+            stored_key(self._reference),
+            packed_identity(packed),
+            num_bytes=lambda: 2 * sum(path.stat().st_size for path in target.glob("*.safetensors")),
+            command=lambda folder: own_module(
+                "engines.distill.packing", "unpack", str(packed), str(target), str(folder)
+            ),
+            action=f"unpacking {self._reference.name}",
+        )
+
+
+def _make(
+    store: EngineStore,
+    name: str,
+    key: str,
+    identity: Mapping[str, Any],
+    *,
+    num_bytes: Callable[[], int],
+    command: Callable[[Path], list[str]],
+    action: str,
+) -> Generator[str | None, None, None]:
+    """Let a child process fill a folder aside, and store that; nothing where it is there already.
+
+    Args:
+        store: Where it goes.
+        name: For people.
+        key: Of the engine.
+        identity: What the key is made of.
+        num_bytes: How much room it needs.
+        command: The child's, for the folder it is to fill.
+        action: What the child does, for messages.
+    """
+    with store.lock(key):
+        if store.holds(key):
+            yield "converted already"
+            return
+        _require_space(store, num_bytes(), action)
+        with store.aside(key) as folder:
+            yield from child_lines(
+                command(folder), action=action, env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
             )
-            with self._store.aside(key) as folder:
-                yield from child_lines(
-                    own_module(
-                        "engines.distill.packing", "unpack", str(packed), str(target), str(folder)
-                    ),
-                    action=f"unpacking {self._reference.name}",
-                    env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
-                )
-                with translate_errors("storing the engine", {OSError: EngineBuildError}):
-                    entry = self._store.commit(
-                        folder,
-                        key=key,
-                        name=self._reference.name,
-                        identity=packed_identity(packed),
-                    )
-        yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
+            with translate_errors("storing the engine", {OSError: EngineBuildError}):
+                entry = store.commit(folder, key=key, name=name, identity=identity)
+    yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
 
 
 def _require_space(store: EngineStore, num_bytes: int, action: str) -> None:
