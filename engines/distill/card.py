@@ -41,8 +41,8 @@ def card_text(record: Mapping[str, Any]) -> str:
         f"A Llama of {len(record['layers'])} layers that guesses ahead of {record['target']} in "
         "speculative decoding. It began as the target's own layers "
         f"{', '.join(map(str, record['layers']))} (counted from 0) and was distilled on text that "
-        "the target wrote by itself; embeddings and head are the target's, unchanged. It is of no "
-        "use alone.",
+        "the target wrote by itself; embeddings and head are the target's, in bfloat16. It is of "
+        "no use alone.",
         "",
         "| | |",
         "| --- | --- |",
@@ -68,8 +68,12 @@ def card_text(record: Mapping[str, Any]) -> str:
 
 
 def command_of(spec: DistillSpec) -> str:
-    """Return the command that makes the same draft again."""
-    words = ["python -m engines distill", f"--target {spec.target}", f"--layers {spec.num_layers}"]
+    """Return the command of a run, files by their names alone.
+
+    Given again it makes an equal text, chunk by chunk, and a draft that is alike: time ends both.
+    """
+    target = spec.without_paths()["target"]
+    words = ["python -m engines distill", f"--target {target}", f"--layers {spec.num_layers}"]
     if spec.layers is not None:
         words.append(f"--take {','.join(map(str, spec.layers))}")
     words += [f"--minutes {spec.minutes:g}", f"--seed {spec.seed}"]
@@ -77,6 +81,8 @@ def command_of(spec: DistillSpec) -> str:
         words.append(f"--sequence-length {spec.sequence_length}")
     if spec.max_tokens is not None:
         words.append(f"--max-tokens {spec.max_tokens}")
+    if spec.device != "auto":
+        words.append(f"--device {spec.device}")
     for option, file in (("prompts", spec.prompts), ("evaluate", spec.evaluation)):
         if file is not None:
             words.append(f"--{option} {Path(file).name}")
@@ -96,7 +102,9 @@ def evaluation_lines(results: Mapping[str, Any], file: str | None) -> list[str]:
         f"{where}{rest}; up to {ANSWER_TOKENS} tokens of the target's answers, both models in "
         "float32. Agreement is greedy and position by position: the share of the target's tokens "
         "that are the draft's first choice too. Under K draft tokens a step stands the mean "
-        "acceptance length: tokens a step, the target's own one included.",
+        "acceptance length: tokens a step, the target's own one included. At temperature 1 the "
+        "acceptance rate is the mean of Σ min(target, draft), the chance that a draft token is "
+        "kept where those before it are.",
     ]
     for sampling in SAMPLINGS:
         share = "agreement" if sampling == "greedy" else "acceptance rate"

@@ -87,6 +87,8 @@ class DistillSpec:
         for name in ("output", "prompts", "evaluation"):
             if values[name] is not None:
                 values[name] = Path(values[name]).name
+        if Path(self.target).expanduser().exists():
+            values["target"] = Path(self.target).name
         return values
 
     @property

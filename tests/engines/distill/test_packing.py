@@ -163,14 +163,15 @@ def test_the_card_says_how_the_shipped_draft_was_made_and_what_it_measured() -> 
     assert record["command"] in card
     assert f"{record['generate']['num_tokens']:,} tokens written" in card
     assert f"{record['train']['num_tokens']:,} tokens read" in card
-    for sampling in ("greedy", "temperature 1"):
-        for category, figures in record["evaluate"]["results"][sampling].items():
-            lengths = " | ".join(
-                f"{figures['num_draft_tokens'][number]['mean_acceptance_length']:.2f}"
-                for number in ("2", "4", "8")
-            )
-            assert f"{figures['agreement']:.3f} | {lengths} |" in card, category
-    greedy = record["evaluate"]["results"]["greedy"]
+    for results in (record["evaluate"]["results"], record["evaluate_packed"]["results"]):
+        for sampling in ("greedy", "temperature 1"):
+            for category, figures in results[sampling].items():
+                lengths = " | ".join(
+                    f"{figures['num_draft_tokens'][number]['mean_acceptance_length']:.2f}"
+                    for number in ("2", "4", "8")
+                )
+                assert f"{figures['agreement']:.3f} | {lengths} |" in card, category
+    greedy = record["evaluate_packed"]["results"]["greedy"]
     assert greedy["all"]["agreement"] >= 0.62
     assert greedy["coding"]["agreement"] >= 0.70
     assert greedy["all"]["num_draft_tokens"]["4"]["mean_acceptance_length"] >= 2.2
@@ -189,23 +190,27 @@ def test_the_shipped_draft_is_accepted_as_its_card_says(bundled_engine: Engine) 
     for prompt in prompts:
         ids = bundled_engine.encode(prompt, chat_template=True)
         plain = stats_of(bundled_engine.generate(GenerationRequest(ids, max_new_tokens=48)))
-        request = GenerationRequest(ids, "model", DEFAULT_NUM_DRAFT_TOKENS["model"], 48)
+        request = GenerationRequest(ids, "model", 4, 48)
         stats = stats_of(bundled_engine.generate(request))
         assert stats.output_token_ids == plain.output_token_ids
         num_drafts += stats.num_drafts
         num_accepted += stats.num_accepted_tokens
     mean_acceptance_length = 1 + num_accepted / num_drafts
-    # The card: 2.26 at two draft tokens, over all categories.
-    assert 1.9 < mean_acceptance_length <= 3
+    assert mean_acceptance_length >= 2.2  # the card: 2.88 at four draft tokens, over all categories
 
 
 @pytest.mark.bundled
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Write a Python function that checks if a number is prime.",
+        "Tell the beginning of a story about a clock that runs backwards.",
+    ],
+)
 def test_the_bundled_pair_is_faster_than_its_target_alone_by_default(
-    bundled_engine: Engine,
+    bundled_engine: Engine, prompt: str
 ) -> None:
-    ids = bundled_engine.encode(
-        "Write a Python function that checks if a number is prime.", chat_template=True
-    )
+    ids = bundled_engine.encode(prompt, chat_template=True)
     request = GenerationRequest(ids, "model", DEFAULT_NUM_DRAFT_TOKENS["model"], 64)
     record = RunRecord("", settings_of(bundled_engine, request, chat_template=True, repeats=3))
     for item in run(bundled_engine, request, baseline=True, repeats=3):
