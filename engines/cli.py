@@ -38,6 +38,7 @@ from engines.config import (
     resolve_draft,
 )
 from engines.distill import RECORD, DistillSpec, check_output, distill
+from engines.distill.output_folder import STATE, WORK
 from engines.distill.spec import DEFAULT_NUM_LAYERS, DEFAULT_SEQUENCE_LENGTH
 from engines.doctor import doctor
 from engines.errors import EngineError
@@ -189,7 +190,7 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
                 shown_at = time.monotonic()
                 _say(distill_text(report))
     except KeyboardInterrupt:
-        is_begun = spec.folder.is_dir() and any(spec.folder.iterdir())
+        is_begun = (spec.folder / WORK / STATE).is_file()
         kept = f"; what is done is in {spec.folder}, and --resume goes on with it"
         _say(f"stopped{kept if is_begun else ' before anything was done'}")
         return {"output": str(spec.folder), "exit_code": STOPPED_BY_USER}

@@ -65,8 +65,8 @@ TUNING_ADVICE = (
     "- one exists, and its drafts are often rejected on your own prompts.\n\n"
     "**Not worth it** where\n"
     "- a draft of the target's family is published: try that first;\n"
-    "- there is only a CPU: that is for trying it out. The bundled draft, of a small target, learnt "
-    "from 150 million tokens: twenty minutes of an H200, days of two CPU cores;\n"
+    "- there is only a CPU: that is for trying it out. The bundled draft, of a small target, read "
+    "150 million tokens: twenty minutes of an H200, days of two CPU cores;\n"
     "- the text copies its prompt: the draft kind prompt_lookup is free."
 )
 

@@ -78,6 +78,7 @@ class Conversations:
         if prompts is None:
             return cls(script, kept, num_left_out, [], every=2, length=length)
         # Whole prompts, greedily answered, would be the same conversation in both parts.
+        kept = [list(opening) for opening in dict.fromkeys(map(tuple, kept))]
         num_apart = min(MAX_VALIDATION_SEQUENCES, len(kept) // VALIDATION_SHARE)
         return cls(script, kept[num_apart:], num_left_out, kept[:num_apart], every=1, length=length)
 

@@ -404,12 +404,12 @@ class Distillation:
         prompts = []
         for token_ids, _ in text.validation(1):
             content = token_ids[0, start:].tolist()
-            if self._script.end_id in content:
-                content = content[: content.index(self._script.end_id)]
-            words = self._tokenizer.decode(content[:MAX_KEPT_PROMPT_TOKENS])
+            stop_ids = self._script.stop_ids
+            end = next((index for index, id_ in enumerate(content) if id_ in stop_ids), None)
+            words = self._tokenizer.decode(content[:end][:MAX_KEPT_PROMPT_TOKENS])
             if words.strip():
                 prompts.append(Prompt(words))
-        return prompts[:MAX_KEPT_PROMPTS]
+        return list(dict.fromkeys(prompts))[:MAX_KEPT_PROMPTS]
 
     def _write_draft(self, student: Any) -> None:
         """Write the student as a checkpoint that any library loads."""

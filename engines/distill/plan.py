@@ -65,10 +65,10 @@ def make_plan(spec: DistillSpec, config: Any, device: torch.device) -> Plan:
         num_sequences //= 2
 
     # What the layers' backward passes need, and of some positions logits, probabilities, gradients.
-    token_bytes = (
+    token_bytes: int = (
         spec.num_layers * weight_bytes * (20 * config.hidden_size + 8 * config.intermediate_size)
     )
-    position_bytes = 10 * 4 * config.vocab_size
+    position_bytes: int = 10 * 4 * config.vocab_size
     student_bytes = 16 * student  # weights, gradients, two moments
     num_train_sequences = max(1, TRAIN_TOKENS[kind] // spec.sequence_length)
     num_positions = MAX_POSITIONS[kind]

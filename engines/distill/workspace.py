@@ -36,7 +36,17 @@ WRITE_ERRORS: dict[type[Exception], type[EngineError]] = {
 
 
 READ_ERRORS: dict[type[Exception], type[EngineError]] = dict.fromkeys(
-    (OSError, ValueError, KeyError, RuntimeError, BadZipFile, UnpicklingError), EngineBuildError
+    (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        RuntimeError,
+        BadZipFile,
+        UnpicklingError,
+    ),
+    EngineBuildError,
 )
 
 
@@ -143,11 +153,10 @@ class Workspace:
         path = self.work / STATE
         if not path.is_file():
             return None
-        with translate_errors(
-            f"'{path}' cannot be read", {OSError: EngineBuildError, ValueError: EngineBuildError}
-        ):
+        with translate_errors(f"'{path}' cannot be read", READ_ERRORS):
             state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if state.get("version") != STATE_VERSION:
+            version = state["version"]
+        if version != STATE_VERSION:
             raise EngineBuildError(
                 f"the run in '{self.folder}' was begun by another version: name another folder"
             )

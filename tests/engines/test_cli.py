@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from engines.benchmark import RunEvent, RunRecord
 from engines.child import PROJECT_ROOT
 from engines.cli import main
-from engines.distill import DistillProgress
+from engines.distill import DistillProgress, DistillSpec
 from engines.events import Finish, Prefill, Step, Token
 from engines.recording import read_recording, write_recording
 from engines.store import EngineStore
@@ -274,6 +274,23 @@ def test_a_distillation_ends_in_a_draft_and_one_json_object(
     assert (folder / "model.safetensors").is_file()
 
 
+def test_a_distillation_stopped_before_it_began_has_nothing_to_go_on_with(
+    cli: Cli, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(_: DistillSpec) -> Iterator[None]:
+        yield None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engines.cli.distill", stopped)
+    code, out, err = cli(
+        "distill", "--target", tiny_target, "--output", tmp_path / "draft", "--json"
+    )
+
+    assert code == 130
+    assert last_json(out) == {"output": str(tmp_path / "draft")}
+    assert err.splitlines()[-1] == "stopped before anything was done"
+
+
 def test_a_report_is_one_line_of_what_concerns_its_phase():
     reports = {
         DistillProgress("prepare", 0, message="4 layers"): "prepare, 4 layers",
@@ -376,6 +393,32 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
         1,
         ["full' is not empty", "name a new or an empty one"],
     ),
+    (distill_with("--take", "1,1"), 1, ["layers is 1,1", "name each once"]),
+    (distill_with("--take", "1,0"), 1, ["layers is 1,0", "the lowest first"]),
+    (distill_with("--prompts", "~nosuchuser/x"), 2, ["'~nosuchuser/x'"]),
+    (["distill", "--output", "~nosuchuser/x"], 2, ["there is no folder '~nosuchuser/x'"]),
+    (["distill", "--output", "x" * 300], 1, ["x'", "cannot be used", "too long"]),
+    (
+        [
+            "distill",
+            "--target",
+            "TINY",
+            "--output",
+            "OUT",
+            "--layers",
+            "1",
+            "--sequence-length",
+            "513",
+        ],
+        1,
+        ["sequence_length is 513", "holds 512 tokens", "use fewer"],
+    ),
+    (
+        ["pack", "--draft", "TINY", "--target", "TINY", "--output", "OUT"],
+        2,
+        ["target is '", "name it as others can", "'bundled'"],
+    ),
+    (["pack", "--draft", "TINY", "--target", "~nosuchuser/x", "--output", "OUT"], 1, []),
     (["engines", "remove", "none-123"], 1, ["'none-123'", "built are: none"]),
     (["engines", "remove", "../x"], 1, ["'../x'", "built are: none"]),
 ]
@@ -534,5 +577,5 @@ def test_stopping_a_distillation_keeps_what_there_is_of_it(tiny_target: Path, tm
 
     lines = [line for line in err.splitlines() if not line.startswith("generate, ")]
     assert process.returncode == 130
-    assert lines == [f"stopped; what is done so far is in {folder}, and --resume goes on with it"]
+    assert lines == [f"stopped; what is done is in {folder}, and --resume goes on with it"]
     assert last_json(out) == {"output": str(folder)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engines.distill.conversations import Conversations
+from engines.distill.text_set import num_kept_apart
 from engines.distill.writing import Text
 from tests.engines.distill.conftest import float32_model, script_in
 
@@ -54,6 +55,54 @@ def test_an_own_file_begins_every_conversation_in_turn(chat_target: Path, tmp_pa
     start = len(conversations.openings[0])
     assert text.is_answer[1, start]
     assert not text.is_answer[1, :start].any()
+
+
+def test_text_kept_apart_and_training_share_no_prompt_of_ones_own(
+    chat_target: Path, tmp_path: Path
+):
+    path = tmp_path / "prompts.txt"
+    names = [f"prompt {number}" for number in range(30)]
+    path.write_text("\n".join([*names, *names[:20]]))  # some are said twice
+    conversations = prepare(chat_target, path)
+    apart, openings = conversations.apart, conversations.openings
+
+    assert len(apart) == 3
+    assert len(openings) == 27
+    assert not [opening for opening in apart if opening in openings]
+    for number in range(8):
+        text = chunk_of(chat_target, conversations, number, seed=0)
+        for row, token_ids in enumerate(text.token_ids.tolist()):
+            is_apart = any(token_ids[: len(opening)] == opening for opening in apart)
+            assert is_apart == (number == 0 and row < num_kept_apart(8))
+
+
+def test_more_sequences_than_prompts_kept_apart_take_them_in_turn(
+    chat_target: Path, tmp_path: Path
+):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"prompt {number}" for number in range(10, 34)))
+    conversations = prepare(chat_target, path)
+    model = float32_model(chat_target)
+
+    *_, text = conversations.write_chunk(model, 0, num_sequences=32, seed=0)
+
+    assert text is not None
+    assert len(conversations.apart) == 3
+    length = len(conversations.apart[0])
+    rows = [token_ids[:length] for token_ids in text.token_ids[:5].tolist()]
+    assert rows == [*conversations.apart, conversations.apart[0], conversations.openings[4]]
+
+
+@pytest.mark.parametrize(("num_prompts", "num_apart"), [(7, 0), (8, 1), (15, 1), (2000, 128)])
+def test_one_prompt_of_eight_is_kept_apart_at_most(
+    chat_target: Path, tmp_path: Path, num_prompts: int, num_apart: int
+):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(map(str, range(num_prompts))))
+    conversations = prepare(chat_target, path)
+
+    assert len(conversations.apart) == num_apart
+    assert len(conversations.openings) == num_prompts - num_apart
 
 
 def test_plain_text_begins_with_nothing_unless_a_file_says_so(plain_target: Path, tmp_path: Path):

@@ -40,6 +40,15 @@ def run_until(spec: DistillSpec, *phases: str) -> list[DistillProgress]:
     return reports
 
 
+def failure_of(spec: DistillSpec) -> str:
+    """Run until it fails, keeping nothing of it: what it holds holds the folder."""
+    try:
+        run_until(spec)
+    except EngineBuildError as exc:
+        return str(exc)
+    pytest.fail("it did not fail")
+
+
 def chunks_of(spec: DistillSpec) -> list[list[bytes]]:
     workspace = Workspace(spec.folder)
     chunks = []
@@ -66,6 +75,17 @@ def bad_evaluation(spec: DistillSpec, folder: Path) -> DistillSpec:
     return replace(spec, evaluation=str(folder / "none.txt"))
 
 
+def evaluation_of_beginnings(spec: DistillSpec, folder: Path) -> DistillSpec:
+    (folder / "asked.jsonl").write_text('{"prompt": "Whole"}\n{"beginning": "Begun"}')
+    return replace(spec, evaluation=str(folder / "asked.jsonl"))
+
+
+def evaluation_that_is_trained_on(spec: DistillSpec, folder: Path) -> DistillSpec:
+    (folder / "own.txt").write_text("One\nTwo\nThree")
+    (folder / "asked.txt").write_text("Three\nOne")
+    return replace(spec, prompts=str(folder / "own.txt"), evaluation=str(folder / "asked.txt"))
+
+
 def taken_folder(spec: DistillSpec, folder: Path) -> DistillSpec:
     return replace(spec, output=str(folder))  # of pytest's own: it holds a file
 
@@ -74,12 +94,21 @@ REFUSALS: list[tuple[Callable[[DistillSpec, Path], DistillSpec], str]] = [
     (other_architecture, "'gpt2' cannot be distilled: it is a 'gpt2' model"),
     (lambda spec, _: replace(spec, num_layers=5), "num_layers is 5, and the target has 4"),
     (lambda spec, _: replace(spec, layers=(0, 4)), "layers is 0,4: use numbers from 0 to 3"),
+    (lambda spec, _: replace(spec, num_layers=2, layers=(5, 5)), "layers is 5,5: name each once"),
+    (lambda spec, _: replace(spec, num_layers=2, layers=(9, 1)), "layers is 9,1: .* lowest first"),
+    (
+        lambda spec, _: replace(spec, sequence_length=513),
+        "sequence_length is 513, and the target's context holds 512 tokens: use fewer",
+    ),
+    (lambda spec, _: replace(spec, output="x" * 300), "'x{300}' cannot be used: .*too long"),
     (lambda spec, _: replace(spec, target="/none"), "'/none'"),
     (lambda spec, _: replace(spec, target="org/none"), "org/none"),
     (lambda spec, _: replace(spec, device="cuda"), "PyTorch sees no CUDA device here"),
     (lambda spec, _: replace(spec, resume=True), "holds no interrupted run"),
     (bad_prompts, "line 1 of '.*prompts.jsonl' is no prompt"),
     (bad_evaluation, "the prompt file '.*none.txt' cannot be read"),
+    (evaluation_of_beginnings, "'.*asked.jsonl' holds beginnings: a draft is evaluated on whole"),
+    (evaluation_that_is_trained_on, "every prompt of '.*asked.txt' is trained on: evaluate on"),
     (taken_folder, "is not empty"),
 ]
 
@@ -116,18 +145,21 @@ def test_one_seed_writes_the_same_data_and_another_other(spec: DistillSpec):
 
 def test_an_interrupted_text_goes_on_as_if_it_had_not_been(spec: DistillSpec):
     run_until(spec, "train")
-    interrupted = replace(spec, output=f"{spec.output}-2", max_tokens=700)
-    run_until(interrupted, "train")
-    state = json.loads((interrupted.folder / "distill" / "state.json").read_text())
+    whole = chunks_of(spec)
+    work = spec.folder / "distill"
+    state = json.loads((work / "state.json").read_text())
     assert state["phases"]["generate"].pop("is_done") is True
-    Workspace(interrupted.folder).write_state(state)  # as it was kept after its first chunk
-    first = (interrupted.folder / "distill" / "text-00000.npz").stat()
+    state["phases"]["generate"].update(num_chunks=1, num_tokens=768)
+    Workspace(spec.folder).write_state(state)  # as it was kept after its first chunk
+    (work / "text-00001.npz").unlink()
+    (work / "text-00002.npz").write_bytes(b"")  # of no run that this state knows of
+    first = (work / "text-00000.npz").stat()
 
-    run_until(replace(interrupted, resume=True, max_tokens=1600), "train")
+    run_until(replace(spec, resume=True), "train")
 
-    again = (interrupted.folder / "distill" / "text-00000.npz").stat()
+    again = (work / "text-00000.npz").stat()
     assert (again.st_mtime_ns, again.st_ino) == (first.st_mtime_ns, first.st_ino)
-    assert chunks_of(interrupted) == chunks_of(spec)
+    assert chunks_of(spec) == whole
 
 
 @pytest.mark.parametrize(
@@ -136,6 +168,8 @@ def test_an_interrupted_text_goes_on_as_if_it_had_not_been(spec: DistillSpec):
         ({"seed": 1}, "begun with another seed (0, not 1)"),
         ({"num_layers": 3}, "begun with another layers ([0, 3], not [0, 1, 3])"),
         ({"sequence_length": 64}, "begun with another sequence_length (48, not 64)"),
+        ({"minutes": 1}, "begun with another minutes (0.01, not 1)"),
+        ({"max_tokens": 700}, "begun with another max_tokens (1600, not 700)"),
         ({"prompts": "own"}, "begun with another prompts ("),
     ],
 )
@@ -153,20 +187,103 @@ def test_a_resumed_run_may_not_be_another_one(
     assert told in str(caught.value)
 
 
-def test_more_minutes_may_be_given_to_a_resumed_run(spec: DistillSpec):
-    run_until(spec, "prepare")
+def test_a_folder_where_a_run_is_at_work_is_refused(spec: DistillSpec):
+    running = Distillation(spec).run()
+    next(running)
 
-    Distillation(replace(spec, resume=True, minutes=1))
+    with pytest.raises(EngineBuildError, match=r"another run is at work in '.*/draft': wait for"):
+        Distillation(replace(spec, resume=True))
+
+    running.close()
+    del running
+    run_until(replace(spec, resume=True), "prepare")
+
+
+def test_a_damaged_text_is_told_in_a_sentence(spec: DistillSpec):
+    run_until(spec, "train")
+    path = spec.folder / "distill" / "text-00001.npz"
+    path.write_bytes(path.read_bytes()[:100])
+
+    assert failure_of(replace(spec, resume=True)).startswith(f"'{path}' cannot be read: ")
+
+
+def test_a_damaged_checkpoint_is_told_in_a_sentence(spec: DistillSpec):
+    run_until(spec, "evaluate")
+    state = json.loads((spec.folder / "distill" / "state.json").read_text())
+    del state["phases"]["train"]["is_done"]
+    Workspace(spec.folder).write_state(state)
+    path = spec.folder / "distill" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    assert failure_of(replace(spec, resume=True)).startswith(f"'{path}' cannot be read: ")
+
+
+# -- prompts of one's own
+
+
+def messages_of(spec: DistillSpec) -> list[str]:
+    return [report.message or "" for report in run_until(spec, "generate")]
+
+
+def test_prompts_too_few_to_keep_some_apart_are_told(spec: DistillSpec, tmp_path: Path):
+    told = "there are too few prompts to keep some apart"
+    path = tmp_path / "prompts.txt"
+    for number, (num_prompts, is_told) in enumerate([(7, True), (8, False)]):
+        path.write_text("\n".join(map(str, range(num_prompts))))
+        own = replace(spec, prompts=str(path), output=f"{spec.output}-{number}")
+        assert any(told in message for message in messages_of(own)) == is_told
+
+    assert not any(told in message for message in messages_of(spec))  # without any of one's own
+
+
+def test_prompts_to_evaluate_on_that_are_trained_on_are_left_out(spec: DistillSpec, tmp_path: Path):
+    own, asked = tmp_path / "prompts.txt", tmp_path / "questions.jsonl"
+    own.write_text("\n".join(["Hello!", *map(str, range(8))]))
+    questions = [
+        {"prompt": "Hello!", "category": "known"},
+        {"turns": ["7"], "category": "known"},
+        {"prompt": "New?", "category": "new"},
+    ]
+    asked.write_text("\n".join(map(json.dumps, questions)))
+
+    reports = run_until(replace(spec, prompts=str(own), evaluation=str(asked)))
+
+    results = json.loads((spec.folder / RECORD).read_text())["evaluate"]["results"]
+    assert results["greedy"].keys() == {"all", "new"}
+    assert results["greedy"]["all"]["num_prompts"] == 1
+    assert "2 prompts to evaluate on are among those trained on, and left out" in [
+        report.message for report in reports
+    ]
+
+
+def test_a_kept_prompt_ends_where_the_users_turn_ended_with_whatever_token(
+    chat_target: Path, tmp_path: Path
+):
+    spec = DistillSpec(str(tmp_path / "draft"), str(chat_target), **SHORT)  # type: ignore[arg-type]
+    distillation = Distillation(spec)
+    script, tokenizer = distillation._script, distillation._tokenizer
+    other_id = tokenizer.convert_tokens_to_ids("</s>")
+    distillation._script = replace(script, stop_ids=script.stop_ids | {other_id})
+    switch = [*script.turns[0].switch, *tokenizer("No.").input_ids, script.end_id]
+    question = [*script.opening, *tokenizer("Who?").input_ids]
+    rows = [[*question, end_id, *switch] for end_id in (script.end_id, other_id)]
+    rows += [[*question, *tokenizer("x" * (len(switch) + 1)).input_ids]]  # not ended
+    token_ids = torch.tensor(rows * 8)
+    distillation.workspace.write_chunk(0, token_ids, torch.ones_like(token_ids) > 0)
+
+    prompts = [prompt.text for prompt in distillation._kept_prompts()]
+
+    assert prompts == ["Who?", "Who?", "Who?" + "x" * (len(switch) + 1)]
 
 
 # -- the rest
 
 
 def test_a_disk_that_fills_up_is_told_and_what_is_done_goes_on_later(spec: DistillSpec):
-    with largest_file(20_000), pytest.raises(EngineBuildError) as caught:
-        run_until(spec)
+    with largest_file(20_000):
+        told = failure_of(spec)
 
-    assert str(caught.value).startswith(f"'{spec.folder}' cannot be written: ")
+    assert told.startswith(f"'{spec.folder}' cannot be written: ")
     assert len(chunks_of(spec)) == 3
 
     reports = run_until(replace(spec, resume=True))

@@ -17,13 +17,29 @@ from engines.distill.plan import Plan, make_plan, require_room
 from engines.errors import EngineBuildError
 from tests.engines.distill.conftest import float32_model
 
-CPU = torch.device("cpu")
-PLAN = Plan(16, 3, device_bytes=7_600_000_000, disk_bytes=2_340_000_000)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+# As their configurations say.
+TINY_LLAMA = SimpleNamespace(
+    hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+    num_key_value_heads=4, head_dim=64, vocab_size=32000, tie_word_embeddings=False,
+)  # fmt: skip
+LLAMA_1B = SimpleNamespace(
+    hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=64, vocab_size=128256, tie_word_embeddings=True,
+)  # fmt: skip
+SMOLLM2 = SimpleNamespace(
+    hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, head_dim=64, vocab_size=49152, tie_word_embeddings=True,
+)  # fmt: skip
+PLAN = Plan(16, 3, 1024, device_bytes=7_600_000_000, disk_bytes=2_340_000_000)
 
 
 @pytest.fixture
 def spec(plain_target: Path, tmp_path: Path) -> DistillSpec:
-    return DistillSpec(str(tmp_path / "new" / "draft"), str(plain_target), num_layers=2)
+    return DistillSpec(
+        str(tmp_path / "new" / "draft"), str(plain_target), num_layers=2, sequence_length=48
+    )
 
 
 def free_disk(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
@@ -73,7 +89,7 @@ def test_the_sentence_says_how_much_is_needed_and_what_to_do(
 
     free_disk(monkeypatch, 2_340_000_000)
     free_memory(monkeypatch, 7_599_999_999)
-    with pytest.raises(EngineBuildError, match=r"needs about 7.6 GB .* a smaller target or"):
+    with pytest.raises(EngineBuildError, match=r"needs about 7.6 GB .* a smaller target$"):
         require_room(PLAN, tmp_path, CPU)
 
     free_memory(monkeypatch, 7_600_000_000)
@@ -95,6 +111,69 @@ def test_a_folder_that_is_not_there_has_its_parents_disk(
     require_room(replace(PLAN, device_bytes=0, disk_bytes=0), Path("nowhere"), CPU)
 
     assert asked == [tmp_path, Path()]
+
+
+def total_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: float) -> None:
+    properties = SimpleNamespace(total_memory=int(num_bytes))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+@pytest.mark.parametrize("num_bytes", [24e9, 48e9, 150e9])
+@pytest.mark.parametrize("config", [TINY_LLAMA, LLAMA_1B, SMOLLM2], ids=["tiny", "1b", "smollm2"])
+def test_a_gpu_is_given_what_fits_it(
+    config: SimpleNamespace, num_bytes: float, monkeypatch: pytest.MonkeyPatch
+):
+    total_memory(monkeypatch, num_bytes)
+
+    plan = make_plan(DistillSpec("draft", num_layers=6), config, CUDA)
+
+    assert plan.device_bytes < num_bytes
+    assert plan.num_sequences >= 64  # still many at once
+    assert plan.num_train_sequences >= 2
+    assert plan.num_positions >= 256
+
+
+def test_a_large_gpu_does_as_much_at_once_as_is_of_use(monkeypatch: pytest.MonkeyPatch):
+    total_memory(monkeypatch, 150e9)
+
+    plan = make_plan(DistillSpec("draft", num_layers=6), SMOLLM2, CUDA)
+
+    numbers = (plan.num_sequences, plan.num_train_sequences, plan.num_positions)
+    assert numbers == (4096, 51, 4096)
+
+
+def test_a_smaller_gpu_does_no_more_at_once_than_a_larger(monkeypatch: pytest.MonkeyPatch):
+    plans = []
+    for num_bytes in (4e9, 8e9, 16e9, 24e9, 48e9, 96e9, 192e9):
+        total_memory(monkeypatch, num_bytes)
+        plans.append(make_plan(DistillSpec("draft", num_layers=6), LLAMA_1B, CUDA))
+
+    for name in ("num_sequences", "num_train_sequences", "num_positions", "device_bytes"):
+        values = [getattr(plan, name) for plan in plans]
+        assert values == sorted(values)
+    assert plans[0].device_bytes > 4e9  # never less than a few at once: refused, not tried
+    assert plans[0].num_sequences == 8
+
+
+def test_a_resumed_run_needs_less_disk_by_what_its_folder_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = replace(PLAN, device_bytes=0, disk_bytes=1_000_000)
+    free_disk(monkeypatch, 900_000)
+    with pytest.raises(EngineBuildError, match=r"needs up to 0.0 GB"):
+        require_room(plan, tmp_path, CPU)
+
+    (tmp_path / "distill").mkdir()
+    (tmp_path / "distill" / "text-00000.npz").write_bytes(bytes(60_000))
+    (tmp_path / "model.safetensors").write_bytes(bytes(39_999))
+    with pytest.raises(EngineBuildError):
+        require_room(plan, tmp_path, CPU)
+    (tmp_path / "model.safetensors").write_bytes(bytes(40_000))
+    require_room(plan, tmp_path, CPU)
+
+    (tmp_path / "model.safetensors").write_bytes(bytes(2_000_000))
+    free_disk(monkeypatch, 0)
+    require_room(plan, tmp_path, CPU)
 
 
 def test_the_device_holds_at_least_the_target_and_the_students_training_state(spec: DistillSpec):

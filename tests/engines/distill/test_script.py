@@ -71,6 +71,20 @@ def test_the_bundled_target_talks_as_its_own_chat_template_says(
     assert tokenizer.decode(script.turns[1].switch) == "\n<|im_start|>user\n"
 
 
+@pytest.mark.parametrize("mark", ["<|im_end|>", "<|im_start|>"])
+def test_a_mark_of_the_template_is_text_where_a_prompt_says_it(chat_target: Path, mark: str):
+    tokenizer, script = script_in(chat_target)
+    mark_id = tokenizer.convert_tokens_to_ids(mark)
+    plain = opening_of(tokenizer, script, Prompt("What is it?"))
+
+    for is_whole in (True, False):
+        prompt = Prompt(f"What is {mark} for?", is_whole=is_whole)
+        opening = opening_of(tokenizer, script, prompt)
+        frame = plain if is_whole else [*script.opening]
+        assert opening.count(mark_id) == frame.count(mark_id)
+        assert prompt.text in tokenizer.decode(opening)
+
+
 def test_a_beginning_is_left_for_the_target_to_continue(chat_target: Path):
     tokenizer, script = script_in(chat_target)
 

@@ -49,7 +49,7 @@ def test_the_ends_are_chosen_first_and_the_rest_evenly_between(
 
 
 def test_layers_that_are_named_are_taken_as_they_are():
-    assert chosen_layers(replace(SPEC, layers=(3, 1)), 4) == (3, 1)
+    assert chosen_layers(replace(SPEC, layers=(1, 3)), 4) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_layers_that_are_named_are_taken_as_they_are():
         ({"num_layers": 5}, "num_layers is 5, and the target has 4: use 1 to 4"),
         ({"layers": (0, 4)}, "layers is 0,4: use numbers from 0 to 3"),
         ({"layers": (-1, 0)}, "layers is -1,0: use numbers from 0 to 3"),
+        ({"layers": (5, 5)}, "layers is 5,5: name each once, the lowest first"),
+        ({"layers": (9, 1)}, "layers is 9,1: name each once, the lowest first"),
         ({"layers": (0, 1.0)}, "layers is 0,1.0: use numbers from 0 to 3"),
     ],
 )
@@ -70,6 +72,9 @@ def test_layers_that_a_target_lacks_are_refused(changes: dict[str, Any], told: s
     ("changes", "told"),
     [
         ({"output": " "}, "output is empty: name a folder"),
+        ({"output": "~nosuchuser/x"}, "there is no folder '~nosuchuser/x': "),
+        ({"prompts": "~nosuchuser/x"}, "there is no folder '~nosuchuser/x': "),
+        ({"evaluation": "~nosuchuser/x"}, "there is no folder '~nosuchuser/x': "),
         ({"target": ""}, "target is empty: name a model"),
         ({"num_layers": 0}, "num_layers is 0: use a whole number from 1"),
         ({"num_layers": True}, "num_layers is True: use a whole number"),

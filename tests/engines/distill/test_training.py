@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from engines.distill import training
 from engines.distill.acceptance import replay, total
 from engines.distill.student import make_student, trained_parameters
 from engines.distill.text_set import Batch
@@ -29,6 +29,10 @@ LAYERS = (0, 1, 3)
 @pytest.fixture(scope="module")
 def target(plain_target: Path) -> Any:
     return float32_model(plain_target)
+
+
+def trainer_of(target: Any, layers: Sequence[int] = LAYERS, *, num_positions: int = 64) -> Trainer:
+    return Trainer(target, make_student(target, layers), num_positions=num_positions)
 
 
 def batch(*, num_sequences: int = 4, seed: int = 0) -> Batch:
@@ -99,11 +103,10 @@ def test_the_overlap_counts_from_the_middle_on():
 
 
 @pytest.mark.parametrize("progress", [0.1, 0.9])
-@pytest.mark.parametrize("positions_at_once", [1, 7, 4096])
+@pytest.mark.parametrize("num_positions", [1, 7, 4096])
 def test_a_step_has_the_gradients_of_one_pass_over_everything(
-    target: Any, progress: float, positions_at_once: int, monkeypatch: pytest.MonkeyPatch
+    target: Any, progress: float, num_positions: int
 ):
-    monkeypatch.setattr(training, "POSITIONS_AT_ONCE", positions_at_once)
     token_ids, is_answer = batch()
     reference = make_student(target, LAYERS)
     with torch.no_grad():
@@ -113,7 +116,7 @@ def test_a_step_has_the_gradients_of_one_pass_over_everything(
     loss = loss / len(rows_before(is_answer))
     torch.autograd.backward(loss)
 
-    trainer = Trainer(target, make_student(target, LAYERS))
+    trainer = trainer_of(target, num_positions=num_positions)
     gradients = {}
 
     def keep(name: str, parameter: torch.Tensor) -> None:
@@ -136,7 +139,7 @@ def test_a_step_has_the_gradients_of_one_pass_over_everything(
 
 def test_a_step_moves_every_layer_by_the_learning_rate_and_nothing_else(target: Any):
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
-    trainer = Trainer(target, make_student(target, LAYERS))
+    trainer = trainer_of(target)
     start = {name: weight.detach().clone() for name, weight in trainer.parameters.items()}
 
     moved = []
@@ -157,14 +160,14 @@ def test_a_step_moves_every_layer_by_the_learning_rate_and_nothing_else(target: 
 
 
 def test_steps_on_one_batch_lower_its_loss(target: Any):
-    trainer = Trainer(target, make_student(target, LAYERS))
+    trainer = trainer_of(target)
     losses = [float(trainer.step(*batch(), progress=0.1)) for _ in range(20)]
 
     assert losses[-1] < losses[0] / 2
 
 
 def test_a_batch_without_an_answer_teaches_nothing_and_breaks_nothing(target: Any):
-    trainer = Trainer(target, make_student(target, LAYERS))
+    trainer = trainer_of(target)
     token_ids, is_answer = batch()
 
     loss = trainer.step(token_ids, torch.zeros_like(is_answer), 0.5)
@@ -174,14 +177,14 @@ def test_a_batch_without_an_answer_teaches_nothing_and_breaks_nothing(target: An
 
 
 def test_a_resumed_training_goes_on_as_if_it_had_not_been_interrupted(target: Any):
-    whole = Trainer(target, make_student(target, LAYERS))
+    whole = trainer_of(target)
     for step in range(4):
         whole.step(*batch(seed=step), progress=step / 4)
 
-    first = Trainer(target, make_student(target, LAYERS))
+    first = trainer_of(target)
     for step in range(2):
         first.step(*batch(seed=step), progress=step / 4)
-    second = Trainer(target, make_student(target, LAYERS))
+    second = trainer_of(target)
     second.student.load_state_dict(first.parameters, strict=False)
     second.load_state_dict(first.state_dict())
     for step in range(2, 4):
@@ -194,9 +197,8 @@ def test_a_resumed_training_goes_on_as_if_it_had_not_been_interrupted(target: An
 # -- validation
 
 
-def test_validation_compares_answers_only(target: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(training, "POSITIONS_AT_ONCE", 7)
-    trainer = Trainer(target, make_student(target, LAYERS))
+def test_validation_compares_answers_only(target: Any):
+    trainer = trainer_of(target, num_positions=7)
     batches = [batch(seed=1), batch(num_sequences=2, seed=2)]
 
     result = trainer.validate(iter(batches))
@@ -219,7 +221,7 @@ def test_validation_compares_answers_only(target: Any, monkeypatch: pytest.Monke
 
 
 def test_a_student_that_is_the_target_agrees_everywhere(target: Any):
-    result = Trainer(target, make_student(target, range(4))).validate(iter([batch()]))
+    result = trainer_of(target, range(4)).validate(iter([batch()]))
 
     assert result.agreement == 1
     assert result.overlap == pytest.approx(1, abs=1e-4)

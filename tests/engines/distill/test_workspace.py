@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,6 +125,81 @@ def test_a_state_that_cannot_be_gone_on_with_is_refused(workspace: Workspace, te
         workspace.open(IDENTITY)
 
 
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path):
+    first, second = (Workspace(tmp_path / "draft") for _ in range(2))
+    state = first.open(IDENTITY)
+
+    with pytest.raises(EngineBuildError) as caught:
+        second.open(IDENTITY)
+    assert str(caught.value) == (
+        f"another run is at work in '{second.folder}': wait for it, or name another folder"
+    )
+
+    del first  # as when its process has ended
+    assert second.open(IDENTITY) == state
+
+
+def test_a_run_that_began_nothing_leaves_the_folder_free(workspace: Workspace):
+    workspace.open(IDENTITY)
+    (workspace.work / "state.json").unlink()  # as before it was first written
+    assert [path.name for path in workspace.work.iterdir()] in ([], ["lock"])
+
+    check_output(workspace.folder, resume=False)
+
+
+def test_what_a_killed_run_left_half_written_is_removed(workspace: Workspace):
+    workspace.open(IDENTITY)
+    workspace.replace("README.md", lambda path: path.write_text("card"))
+    leftovers = [workspace.folder / ".model.safetensors.part", workspace.work / ".state.json.part"]
+    for path in leftovers:
+        path.write_text("ha")
+
+    workspace.open(IDENTITY)
+
+    assert not any(path.exists() for path in leftovers)
+    assert (workspace.folder / "README.md").read_text() == "card"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: whole[:40],
+        lambda whole: whole[:-30],
+        lambda whole: b"hello",
+        lambda whole: bytes(len(whole)),
+    ],
+    ids=["empty", "begun", "cut", "other", "zeros"],
+)
+def test_a_damaged_file_is_told_in_a_sentence(
+    workspace: Workspace, damage: Callable[[bytes], bytes]
+):
+    workspace.open(IDENTITY)
+    workspace.write_chunk(0, torch.zeros(2, 3), torch.zeros(2, 3) > 0)
+    workspace.write_checkpoint({"student": torch.ones(3)})
+    reads: dict[str, Callable[[], object]] = {
+        "text-00000.npz": lambda: workspace.read_chunk(0),
+        "checkpoint.pt": lambda: workspace.read_checkpoint(torch.device("cpu")),
+    }
+    for name, read in reads.items():
+        path = workspace.work / name
+        path.write_bytes(damage(path.read_bytes()))
+
+        with pytest.raises(EngineBuildError) as caught:
+            read()
+
+        assert str(caught.value).startswith(f"'{path}' cannot be read: ")
+
+
+def test_a_chunk_that_lacks_a_part_or_is_not_there_is_told(workspace: Workspace):
+    workspace.open(IDENTITY)
+    np.savez(workspace.work / "text-00000.npz", token_ids=np.zeros(3))
+
+    for number in (0, 1):
+        with pytest.raises(EngineBuildError, match=rf"'.*text-0000{number}.npz' cannot be read: "):
+            workspace.read_chunk(number)
+
+
 def test_a_killed_write_leaves_the_file_of_before(workspace: Workspace):
     workspace.open(IDENTITY)
     workspace.replace("file", lambda path: path.write_text("whole"))
@@ -193,3 +269,6 @@ def test_what_only_a_resumed_run_needs_goes_at_the_end(workspace: Workspace):
     workspace.finish()
 
     assert [path.name for path in workspace.folder.iterdir()] == ["README.md"]
+    assert not workspace.work.exists()
+    with pytest.raises(EngineBuildError, match="is not empty"):  # whole, so nothing to go on with
+        check_output(workspace.folder, resume=False)
