@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from engines.distill.plan import make_plan, require_room
 from engines.distill.prompts import BEGINNINGS, Prompt, read_prompts
 from engines.distill.script import script_of
 from engines.distill.spec import (
+    DEFAULT_SEQUENCE_LENGTH,
     GENERATE_SHARE,
     DistillProgress,
     DistillSpec,
@@ -77,11 +79,13 @@ class Distillation:
         config = load_config(self._path, name=self._name)
         check_architecture(config, self._name)
         self.layers = chosen_layers(spec, config.num_hidden_layers)
-        if spec.sequence_length > context_length(config):
-            raise ValueError(
-                f"sequence_length is {spec.sequence_length}, and the target's context holds "
-                f"{context_length(config)} tokens: use fewer"
-            )
+        if spec.sequence_length > (length := context_length(config)):
+            if spec.sequence_length != DEFAULT_SEQUENCE_LENGTH:
+                raise ValueError(
+                    f"sequence_length is {spec.sequence_length}, and the target's context holds "
+                    f"{length} tokens: use fewer"
+                )
+            spec = self.spec = replace(spec, sequence_length=length)  # nobody asked for more
         self._tokenizer = load_tokenizer(self._path, name=self._name)
         stop_ids = vocabulary_of(self._tokenizer, self._path).stop_token_ids
         self._script = script_of(self._tokenizer, stop_ids)

@@ -398,6 +398,7 @@ def test_a_transformer_with_an_unrelated_draft_says_what_it_says_without(tiny_en
 
 
 def test_a_transformer_that_drafts_for_itself_is_accepted_throughout(tiny_target: Path):
-    with load_engine(EngineConfig(target=str(tiny_target), draft=str(tiny_target))) as engine:
+    config = EngineConfig(target=str(tiny_target), draft=str(tiny_target), dtype="float32")
+    with load_engine(config) as engine:
         stats = generate(engine, "model", 4)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100

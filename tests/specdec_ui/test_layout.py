@@ -140,7 +140,7 @@ def test_the_advice_names_both_when_a_tuning_pays_and_when_not(page: gr.Blocks):
     )
     worth, _, not_worth = str(advice.value).partition("**Not worth it**")
     assert "**Worth it** where there is a GPU" in worth
-    for reason in ("published", "CPU", "prompt_lookup", "100 million"):
+    for reason in ("published", "CPU", "prompt_lookup", "days of two CPU cores"):
         assert reason in not_worth
 
 

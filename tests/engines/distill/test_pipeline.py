@@ -273,7 +273,7 @@ def test_a_kept_prompt_ends_where_the_users_turn_ended_with_whatever_token(
 
     prompts = [prompt.text for prompt in distillation._kept_prompts()]
 
-    assert prompts == ["Who?", "Who?", "Who?" + "x" * (len(switch) + 1)]
+    assert prompts == ["Who?", "Who?" + "x" * (len(switch) + 1)]  # each once
 
 
 # -- the rest
