@@ -18,12 +18,19 @@ window.specdec = {
 // A lane that is read at its end stays there as it grows; one that was scrolled back stays too.
 const nearEnd = 40; // pixels
 const isAtEnd = new WeakMap();
+const lastTop = new WeakMap(); // where this script has scrolled a lane to
+const fromEnd = (lane) => lane.scrollHeight - lane.scrollTop - lane.clientHeight;
 document.addEventListener("scroll", ({ target }) => {
-  if (target.classList?.contains("sd-text"))
-    isAtEnd.set(target, target.scrollHeight - target.scrollTop - target.clientHeight < nearEnd);
+  if (target.classList?.contains("sd-text")) isAtEnd.set(target, fromEnd(target) < nearEnd);
 }, true);
 new MutationObserver((changes) => {
   const lanes = new Set(changes.map(({ target }) => target.closest?.(".sd-text")));
-  for (const lane of lanes)
-    if (lane && isAtEnd.get(lane) !== false) lane.scrollTop = lane.scrollHeight;
+  for (const lane of lanes) {
+    if (!lane) continue;
+    // Scrolled back a moment ago: its event comes only with the next frame.
+    if (lane.scrollTop < lastTop.get(lane) - 1) isAtEnd.set(lane, fromEnd(lane) < nearEnd);
+    if (isAtEnd.get(lane) === false) continue;
+    lane.scrollTop = lane.scrollHeight;
+    lastTop.set(lane, lane.scrollTop);
+  }
 }).observe(document.documentElement, { childList: true, subtree: true });
