@@ -41,6 +41,7 @@ from engines.distill import RECORD, DistillSpec, check_output, distill
 from engines.distill.output_folder import STATE, WORK
 from engines.distill.spec import DEFAULT_NUM_LAYERS, DEFAULT_SEQUENCE_LENGTH
 from engines.doctor import doctor
+from engines.environment import gigabytes
 from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
 from engines.recording import check_place, read_recording, write_recording
@@ -97,11 +98,12 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
         print(f"bundled draft {bundled['draft']}: {bundled['draft_state']}")
         print(
             f"engine store {store['folder']}: {len(store['engines'])} built, "
-            f"{_gb(store['free_bytes'])} free"
+            f"{gigabytes(store['free_bytes'])} free"
         )
         print(
             f"machine: {machine['cpu']}, {machine['num_cpus']} processors, "
-            f"{_gb(report['memory_available_bytes'])} of {_gb(machine['memory_bytes'])} available"
+            f"{gigabytes(report['memory_available_bytes'])} of "
+            f"{gigabytes(machine['memory_bytes'])} available"
         )
     return report
 
@@ -228,7 +230,7 @@ def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         for entry in entries:
             name = printable(entry["name"])
-            print(f"{entry['key']}  {_gb(entry['num_bytes'])}  {entry['created']}  {name}")
+            print(f"{entry['key']}  {gigabytes(entry['num_bytes'])}  {entry['created']}  {name}")
         if not entries:
             print("no engine is built yet: 'python -m engines build' builds the bundled target")
     return {"engines": entries}
@@ -237,7 +239,7 @@ def _engines_list(args: argparse.Namespace) -> dict[str, Any]:
 def _engines_remove(args: argparse.Namespace) -> dict[str, Any]:
     num_bytes = EngineStore().remove(args.key)
     if not args.json:
-        print(f"removed {args.key}, {_gb(num_bytes)}")
+        print(f"removed {args.key}, {gigabytes(num_bytes)}")
     return {"removed": args.key, "num_bytes": num_bytes}
 
 
@@ -324,10 +326,6 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
 
 
 # -- arguments

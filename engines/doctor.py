@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import psutil
@@ -11,7 +10,7 @@ from engines import bundled
 from engines.backends import BACKENDS, create_backend
 from engines.checkpoints import bundled_key, parse_reference, stored_key
 from engines.config import BUNDLED_DRAFT
-from engines.environment import environment
+from engines.environment import environment, free_disk_bytes
 from engines.errors import EngineBuildError, EngineError
 from engines.store import EngineStore
 
@@ -32,7 +31,7 @@ def doctor(store: EngineStore | None = None) -> dict[str, Any]:
         "memory_available_bytes": psutil.virtual_memory().available,
         "store": {
             "folder": str(store.root),  # not "path", which Gradio takes for a file to send
-            "free_bytes": _free_bytes(store),
+            "free_bytes": free_disk_bytes(store.root),
             "engines": [entry.to_dict() for entry in store.entries()],
         },
         "bundled": {
@@ -64,10 +63,3 @@ def _bundled_draft_state(store: EngineStore) -> str:
     except EngineError as exc:
         return str(exc)
     return f"not built; it is unpacked from {bundled.DRAFT_FOLDER} in seconds"
-
-
-def _free_bytes(store: EngineStore) -> int:
-    folder = store.root
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

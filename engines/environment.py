@@ -1,10 +1,11 @@
-"""What a figure was measured on: machine, processor, memory, versions."""
+"""The machine: what a figure was measured on, and how much room there is."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,18 @@ def environment() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Return what is free where a folder is, or would be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Return a size for people."""
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def usable_cpus() -> int:

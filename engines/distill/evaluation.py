@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import psutil
 import torch
 from torch.nn import functional
 
@@ -19,7 +18,8 @@ from engines.distill.acceptance import Acceptance, replay
 from engines.distill.conversations import opening_of
 from engines.distill.prompts import Prompt
 from engines.distill.script import Script
-from engines.distill.writing import Text, write
+from engines.distill.writing import Text, num_kept_values, write
+from engines.transformers_backend.device import free_memory_bytes
 
 Sampling = Literal["greedy", "temperature 1"]
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
@@ -121,15 +121,10 @@ def evaluate(
 
 def _num_at_once(target: Any, length: int) -> int:
     """Return how many texts of so many tokens are written together: what free memory allows."""
-    config, device = target.config, target.device
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = psutil.virtual_memory().available
-    key_value_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    text_bytes = (length * key_value_bytes + 3 * config.vocab_size) * target.dtype.itemsize
-    fitting = int(free * MEMORY_SHARE / text_bytes)
-    return max(1, min(MAX_SEQUENCES_AT_ONCE[device.type], fitting))
+    num_values = length * num_kept_values(target.config) + 3 * target.config.vocab_size
+    room = free_memory_bytes(target.device) * MEMORY_SHARE
+    fitting = int(room / (num_values * target.dtype.itemsize))
+    return max(1, min(MAX_SEQUENCES_AT_ONCE[target.device.type], fitting))
 
 
 def _answers(

@@ -42,10 +42,11 @@ from engines.distill.text_set import TextSet
 from engines.distill.training import Trainer
 from engines.distill.workspace import Workspace
 from engines.distill.writing import Text
-from engines.environment import environment
-from engines.errors import EngineError, GenerationError, translate_errors
+from engines.environment import environment, gigabytes
+from engines.errors import translate_errors
 from engines.store import EngineStore
 from engines.transformers_backend.device import device_name, device_of
+from engines.transformers_backend.engine import GENERATION_ERRORS
 from engines.transformers_backend.model import context_length, load_config, load_model
 from engines.transformers_backend.tokenizer import load_tokenizer, vocabulary_of
 
@@ -53,11 +54,6 @@ VALIDATE_S = 40.0  # of training between two validations; less in a short one
 MIN_VALIDATIONS = 10
 # Where no prompts to evaluate on are given, what users said in the text kept apart is asked again.
 MAX_KEPT_PROMPTS, MAX_KEPT_PROMPT_TOKENS = 64, 256
-
-DEVICE_ERRORS: dict[type[Exception], type[EngineError]] = {
-    RuntimeError: GenerationError,  # torch's, out of memory among them
-    MemoryError: GenerationError,
-}
 
 
 class Distillation:
@@ -108,7 +104,7 @@ class Distillation:
         Raises:
             EngineError: The device or the disk failed; what is done so far is kept.
         """
-        with translate_errors("PyTorch failed", DEVICE_ERRORS):
+        with translate_errors("PyTorch failed", GENERATION_ERRORS):
             yield from self._prepare()
             for phase, work in (
                 ("generate", self._generate),
@@ -131,8 +127,8 @@ class Distillation:
         messages = [
             f"target {self._name}, its layers {', '.join(map(str, self.layers))} to begin as",
             f"{plan.num_sequences} sequences of {self.spec.sequence_length} tokens at once, {kind}",
-            f"needs {plan.device_bytes / 1e9:.1f} GB of {device_name(self.device)} and up to "
-            f"{plan.disk_bytes / 1e9:.1f} GB on disk",
+            f"needs {gigabytes(plan.device_bytes)} of {device_name(self.device)} and up to "
+            f"{gigabytes(plan.disk_bytes)} on disk",
         ]
         if left_out := self._conversations.num_left_out:
             messages.append(f"{left_out} prompts are too long and left out")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from engines.distill.spec import GENERATE_SHARE, DistillSpec
+from engines.distill.writing import num_kept_values
+from engines.environment import free_disk_bytes, gigabytes
 from engines.errors import EngineBuildError
+from engines.transformers_backend.device import device_name, free_memory_bytes
 
 MAX_SEQUENCES = {"cuda": 4096, "cpu": 16}  # written at once
 MIN_SEQUENCES = 8
@@ -56,10 +57,8 @@ def make_plan(spec: DistillSpec, config: Any, device: torch.device) -> Plan:
         room = MEMORY_SHARE * total_bytes - target_bytes
 
     # Keys and values of a whole text, and logits with noise of one position in float32.
-    key_value_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    sequence_bytes = (
-        spec.sequence_length * key_value_bytes * weight_bytes + 3 * 4 * config.vocab_size
-    )
+    kept_bytes = num_kept_values(config) * weight_bytes
+    sequence_bytes = spec.sequence_length * kept_bytes + 3 * 4 * config.vocab_size
     num_sequences = MAX_SEQUENCES[kind]
     while num_sequences > MIN_SEQUENCES and num_sequences * sequence_bytes > room:
         num_sequences //= 2
@@ -110,36 +109,23 @@ def require_room(plan: Plan, folder: Path, device: torch.device) -> None:
     """
     held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     needed = plan.disk_bytes - held  # less where a run is resumed
-    free_disk = shutil.disk_usage(_existing(folder)).free
+    free_disk = free_disk_bytes(folder)
     if free_disk < needed:
         raise EngineBuildError(
-            f"distilling needs up to {_gb(needed)} in '{folder}', where "
-            f"{_gb(free_disk)} are free: make room, name a folder on another disk, or use fewer "
-            "minutes"
+            f"distilling needs up to {gigabytes(needed)} in '{folder}', where "
+            f"{gigabytes(free_disk)} are free: make room, name a folder on another disk, or use "
+            "fewer minutes"
         )
-    if device.type == "cuda":
-        free_memory, _ = torch.cuda.mem_get_info(device)
-        name = torch.cuda.get_device_name(device)
-    else:
-        free_memory, name = psutil.virtual_memory().available, "this machine's memory"
+    free_memory = free_memory_bytes(device)
+    name = device_name(device) if device.type == "cuda" else "this machine's memory"
     if free_memory < plan.device_bytes:
         raise EngineBuildError(
-            f"distilling needs about {_gb(plan.device_bytes)} of {name}, where "
-            f"{_gb(free_memory)} are free: end what else uses it, take fewer layers, or choose a "
-            "smaller target"
+            f"distilling needs about {gigabytes(plan.device_bytes)} of {name}, where "
+            f"{gigabytes(free_memory)} are free: end what else uses it, take fewer layers, or "
+            "choose a smaller target"
         )
 
 
 def _layer_weights(config: Any) -> int:
     attention = config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
     return int(config.hidden_size * (attention + 3 * config.intermediate_size))
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -123,19 +123,12 @@ class Trainer:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(progress)
-        rows = _before(is_answer)
-        target_hidden = self._target_hidden(token_ids)[rows]
-        with self._autocast():
-            student_hidden = self.student.model(token_ids, use_cache=False).last_hidden_state[rows]
+        student_hidden, target_hidden = self._hidden(token_ids, _before(is_answer))
         # The head is frozen, so its part of the backward pass ends at the hidden states: logits
         # are made and dropped a few positions at a time.
         leaf = student_hidden.detach().requires_grad_()
         loss = torch.zeros((), device=self.device)
-        for draft_part, target_part in zip(
-            torch.split(leaf, self._num_positions),
-            torch.split(target_hidden, self._num_positions),
-            strict=True,
-        ):
+        for draft_part, target_part in self._parts(leaf, target_hidden):
             part = distillation_loss(
                 self._logits(draft_part), self._logits(target_part), overlap_weight(progress)
             ) / max(len(leaf), 1)
@@ -156,15 +149,8 @@ class Trainer:
         for token_ids, is_answer in batches:
             is_agreed = torch.zeros_like(is_answer)
             rows = _before(is_answer)
-            target_hidden = self._target_hidden(token_ids)[rows]
-            with self._autocast():
-                hidden = self.student.model(token_ids, use_cache=False).last_hidden_state[rows]
             agreed = []
-            for draft_part, target_part in zip(
-                torch.split(hidden, self._num_positions),
-                torch.split(target_hidden, self._num_positions),
-                strict=True,
-            ):
+            for draft_part, target_part in self._parts(*self._hidden(token_ids, rows)):
                 draft_logits, target_logits = self._logits(draft_part), self._logits(target_part)
                 agreed.append(draft_logits.argmax(-1) == target_logits.argmax(-1))
                 draft_probs = functional.softmax(draft_logits, dim=-1)
@@ -180,10 +166,25 @@ class Trainer:
             ]
         return Validation(num_agreed / num_positions, overlap / num_positions, total(parts))
 
-    def _target_hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def _hidden(
+        self, token_ids: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last hidden states of student and target at `rows`, the latter's fixed."""
         with torch.no_grad():
-            hidden: torch.Tensor = self.target.model(token_ids, use_cache=False).last_hidden_state
-        return hidden
+            target = self.target.model(token_ids, use_cache=False).last_hidden_state[rows]
+        with self._autocast():
+            student = self.student.model(token_ids, use_cache=False).last_hidden_state[rows]
+        return student, target
+
+    def _parts(
+        self, student_hidden: torch.Tensor, target_hidden: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return both a few positions at a time, as many as have their logits held together."""
+        return zip(
+            torch.split(student_hidden, self._num_positions),
+            torch.split(target_hidden, self._num_positions),
+            strict=True,
+        )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [num_positions, vocab_size] of either model: they share a head."""

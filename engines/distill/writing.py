@@ -29,6 +29,11 @@ class Text:
     is_answer: torch.Tensor  # [num_sequences, length], bool: an answer's, its end included
 
 
+def num_kept_values(config: Any) -> int:
+    """Return how many numbers a model keeps of each token it has read: its keys and values."""
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim)
+
+
 class KeyValueStore:
     """Keys and values of every layer, in room that is taken once."""
 

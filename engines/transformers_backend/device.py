@@ -1,9 +1,10 @@
-"""Which device a model runs on, and what it is called."""
+"""Which device a model runs on, what it is called, and what is free there."""
 
 from __future__ import annotations
 
 import platform
 
+import psutil
 import torch
 
 from engines.errors import BackendUnavailableError
@@ -29,3 +30,10 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Return what is free of a device's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
