@@ -83,8 +83,24 @@ class Engine(ABC):
 
         Raises:
             ValueError: The request does not suit this engine.
-            GenerationError: The back end failed while generating. The engine stays usable.
+            GenerationError: The back end failed while generating. The engine stays usable, or
+                `is_open` says that it is not.
         """
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can generate. One whose process has ended cannot, and is loaded anew."""
+        return True
+
+    def prepare(self, request: GenerationRequest) -> Generator[None, None, None]:
+        """Make ready what a request needs beyond what is loaded, yielding meanwhile.
+
+        Called before each generation that is measured; here there is nothing to do.
+
+        Raises:
+            EngineError: It cannot be had.
+        """
+        yield from ()
 
     def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
         """Do once what the request will do often, yielding between passes; nothing is kept.
@@ -126,6 +142,8 @@ class Engine(ABC):
 class Backend(ABC):
     """One way to run models. It is named in the table of `engines.backends`."""
 
+    builds_on_device = False  # a build needs the memory that a loaded engine takes
+
     @abstractmethod
     def probe(self) -> BackendStatus:
         """Say whether it can be used here, without loading a model. Never raises."""
@@ -149,3 +167,11 @@ class Backend(ABC):
             ModelNotBuiltError: `build` must run first.
             EngineError: They cannot be loaded.
         """
+
+    def loading(self, config: EngineConfig) -> Generator[BuildProgress, None, Engine]:
+        """Load built models, yielding meanwhile where that takes long.
+
+        Closing the generator leaves nothing loaded. The errors are those of `load`.
+        """
+        yield from ()
+        return self.load(config)

@@ -156,6 +156,9 @@ def run(
         outputs: dict[Side, list[int]] = {}
         for side in requests if repeat % 2 == 0 else reversed(requests):
             outputs[side] = []
+            with closing(engine.prepare(requests[side])) as preparing:
+                for _ in preparing:
+                    yield WarmUp(side)
             with closing(engine.generate(requests[side])) as events:
                 for event in events:
                     if isinstance(event, Step):

@@ -8,10 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import monotonic
+from typing import Any
+
+import psutil
 
 from engines.errors import EngineBuildError
 
@@ -31,7 +37,11 @@ def own_module(module: str, *args: str) -> list[str]:
 
 
 def child_lines(
-    args: Sequence[str], *, action: str, env: Mapping[str, str] | None = None
+    args: Sequence[str],
+    *,
+    action: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> Generator[str | None, None, None]:
     """Yield the lines that a child writes to either stream, and None while it is silent.
 
@@ -41,9 +51,11 @@ def child_lines(
         args: The program and its arguments; no shell is involved.
         action: What the child does, for the message.
         env: Variables set on top of this process's own.
+        timeout_s: The longest that the child may take; None: as long as it wants.
 
     Raises:
-        EngineBuildError: The child failed; the text holds its own sentence, or its last line.
+        EngineBuildError: The child failed; the text holds its own sentence, or its last line. Or
+            it took too long.
     """
     process = subprocess.Popen(
         args,
@@ -55,14 +67,18 @@ def child_lines(
         start_new_session=True,
         env={**os.environ, **(env or {})},
     )
-    kill = partial(_kill_group, process)
+    kill = partial(kill_tree, process)
     atexit.register(kill)  # the program may end with this generator still open
     lines: SimpleQueue[str | None] = SimpleQueue()
     reader = Thread(target=_read_lines, args=(process, lines), daemon=True)
     reader.start()
     last_line, sentence = "", None
+    deadline = inf if timeout_s is None else monotonic() + timeout_s
     try:
         while True:
+            if monotonic() > deadline:
+                said = f"; its last line was: {last_line}" if last_line else ""
+                raise EngineBuildError(f"{action}: it did not end within {timeout_s:,.0f} s{said}")
             try:
                 line = lines.get(timeout=HEARTBEAT_S)
             except Empty:
@@ -95,10 +111,21 @@ def _read_lines(process: subprocess.Popen[str], lines: SimpleQueue[str | None]) 
     lines.put(None)
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
+def kill_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill a child that leads a group: all of the group, and what has left the group since.
+
+    Calling it twice is allowed.
+    """
+    descendants: list[psutil.Process] = []
+    if process.returncode is None:  # else its number may be another's by now
+        with suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(process.pid).children(recursive=True)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        return
+        pass
     finally:
+        for descendant in descendants:
+            with suppress(psutil.NoSuchProcess):
+                descendant.kill()
         process.wait()

@@ -12,6 +12,9 @@ BUNDLED_DRAFT = "bundled-draft"  # and of its draft
 DraftKind = Literal["model", "prompt_lookup", "none"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+Flow = Literal["auto", "engine", "pytorch"]
+Quantization = Literal["auto", "none", "fp8", "int8", "int4"]
+Acceptance = Literal["tokens", "logits"]
 
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 MAX_NUM_DRAFT_TOKENS = 32
@@ -67,6 +70,51 @@ def resolve_draft(
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRTOptions:
+    """How TensorRT-LLM builds and runs a pair. The other back ends have no use for it."""
+
+    python: str | None = None  # its interpreter; None: SPECDEC_TRTLLM_PYTHON, else this one
+    flow: Flow = "auto"  # engine: built engines, our loop; pytorch: no build, the library's loop
+    max_draft_len: int = 10  # the most drafts in a step that the target engine is built for
+    max_seq_len: int = 2048  # prompt and output together, in tokens
+    quantization: Quantization = "auto"  # of the target and the draft; auto: as each checkpoint is
+    acceptance: Acceptance = "tokens"  # logits: also for sampling; both engines gather theirs
+    tensor_parallel_size: int = 1  # GPUs that share the target
+    draft_tensor_parallel_size: int = 1  # and the draft; in the PyTorch flow the target's counts
+    devices: tuple[int, ...] = ()  # of the target; empty: the first ones
+    draft_devices: tuple[int, ...] = ()
+    launcher: str = ""  # put before the worker's command, such as mpirun with its options
+    start_timeout_s: float = 1800.0  # for importing, loading and warming up
+    step_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("flow", get_args(Flow)),
+            ("quantization", get_args(Quantization)),
+            ("acceptance", get_args(Acceptance)),
+        ):
+            remedy = f"use one of {', '.join(allowed)}"
+            _require(getattr(self, name) in allowed, name, getattr(self, name), remedy)
+        for name, high in (
+            ("max_draft_len", MAX_NUM_DRAFT_TOKENS),
+            ("max_seq_len", 2**20),
+            ("tensor_parallel_size", 1024),
+            ("draft_tensor_parallel_size", 1024),
+        ):
+            _require_number(name, getattr(self, name), 1, high, f"use 1 to {high}", whole=True)
+        for name in ("start_timeout_s", "step_timeout_s"):
+            _require_number(name, getattr(self, name), 0.1, 86400, "use seconds, up to a day")
+        for name, size in (
+            ("devices", self.tensor_parallel_size),
+            ("draft_devices", self.draft_tensor_parallel_size),
+        ):
+            devices = getattr(self, name)
+            is_list = isinstance(devices, tuple) and all(type(item) is int for item in devices)
+            is_right = is_list and len(set(devices)) == len(devices) and len(devices) in (0, size)
+            _require(is_right, name, devices, f"name {size} different GPU(s), or none")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which models to load, and how. An equal config names the same engine.
 
@@ -80,6 +128,7 @@ class EngineConfig:
     dtype: DTypeName = "auto"  # auto: bfloat16 on CUDA; on CPU float32 for the target, and
     # for the draft, which decides nothing, bfloat16 where the CPU is quick at it (AVX-512)
     device: DeviceName = "auto"
+    tensorrt_llm: TensorRTOptions = field(default_factory=TensorRTOptions)
 
     def __post_init__(self) -> None:
         _require(_is_name(self.target), "target", self.target, "name a model")

@@ -1,16 +1,17 @@
-"""Rounds of token ids to events with text and times, for every back end that uses our loop."""
+"""Rounds of token ids to events with text and times, for every back end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import assert_never
 
 from engines.config import GenerationRequest
 from engines.detokenizer import Decode, Detokenizer
-from engines.drafting import CachedModel, Proposer
 from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin, TopEntry
-from engines.speculative import PrefillChunk, Round, decode
+from engines.speculative import Pass, PrefillChunk, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +44,39 @@ class Stopwatch:
 
 
 def generate_events(
-    target: CachedModel,
-    proposer: Proposer,
+    rounds: Generator[PrefillChunk | Round | Pass, None, None],
     request: GenerationRequest,
     vocabulary: Vocabulary,
-    *,
-    context_length: int,
 ) -> Generator[GenerationEvent, None, None]:
-    """Yield the events of one generation.
+    """Yield the events of one generation, from the rounds of a loop that has not begun yet.
 
-    The clock stands still while the consumer holds the stream, so drawing is never measured.
+    The clock stands still while the consumer holds the stream, so drawing is never measured. A
+    library that goes on meanwhile times its passes itself. Closing the generator closes the loop.
     """
     stopwatch = Stopwatch()
     step_builder = StepBuilder(vocabulary, request)
-    last_token_id = None
-    for item in decode(
-        target,
-        proposer,
-        request,
-        stop_token_ids=vocabulary.stop_token_ids,
-        context_length=context_length,
-    ):
-        event: GenerationEvent
-        if isinstance(item, PrefillChunk):
-            num_prompt_tokens = len(request.prompt_token_ids)
-            event = Prefill(num_prompt_tokens, item.num_cached_tokens, stopwatch.elapsed_s)
-        else:
-            event = step_builder.build(item, stopwatch)
-            last_token_id = item.output_token_ids[-1]
-        stopwatch.pause()
-        yield event
-        stopwatch.resume()
+    last_token_id, elapsed_s = None, 0.0
+    with closing(rounds):
+        for item in rounds:
+            event: GenerationEvent
+            match item:
+                case PrefillChunk():
+                    num_prompt_tokens = len(request.prompt_token_ids)
+                    event = Prefill(num_prompt_tokens, item.num_cached_tokens, stopwatch.elapsed_s)
+                case Round():
+                    event = step_builder.build(item, stopwatch)
+                    last_token_id = item.output_token_ids[-1]
+                case Pass():
+                    event = step_builder.build_outcome(item, elapsed_s + item.step_s)
+                    last_token_id = item.output_token_ids[-1]
+                case _:
+                    assert_never(item)
+            elapsed_s = event.elapsed_s
+            stopwatch.pause()
+            yield event
+            stopwatch.resume()
     is_stopped = last_token_id in vocabulary.stop_token_ids
-    yield Finish("stop" if is_stopped else "length", stopwatch.elapsed_s)
+    yield Finish("stop" if is_stopped else "length", elapsed_s)
 
 
 class StepBuilder:
@@ -120,6 +121,31 @@ class StepBuilder:
             elapsed_s=stopwatch.elapsed_s,
         )
 
+    def build_outcome(self, pass_: Pass, elapsed_s: float) -> Step:
+        """Return the next step where its drafts are not known, only what became of them."""
+        num_output = len(pass_.output_token_ids)
+        num_drafted, num_accepted = pass_.num_draft_tokens, pass_.num_accepted_tokens
+        origins: list[TokenOrigin] = ["unreported"] * num_output
+        if num_accepted is not None:
+            origins[:num_accepted] = ["accepted"] * num_accepted
+            if num_output > num_accepted and num_drafted is not None:
+                is_whole = num_accepted == num_drafted
+                origins[-1] = "target" if not num_drafted else "bonus" if is_whole else "recovered"
+        tokens = [
+            self._token_of(self._detokenizer, token_id, origin)
+            for token_id, origin in zip(pass_.output_token_ids, origins, strict=True)
+        ]
+        if pass_.is_last and (rest := self._detokenizer.flush()):
+            tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
+        return Step(
+            tokens=tuple(tokens),
+            rejected=() if num_drafted == num_accepted is not None else None,
+            num_draft_tokens=num_drafted,
+            draft_s=0.0 if num_drafted == 0 else None,
+            target_s=pass_.step_s,
+            elapsed_s=elapsed_s,
+        )
+
     def _token(
         self,
         detokenizer: Detokenizer,
@@ -134,17 +160,22 @@ class StepBuilder:
         is_judged = not is_drafted or position <= num_accepted
         # The token that follows the accepted ones was drawn from the row of the first rejected one.
         row = position if is_drafted else num_accepted
+        return replace(
+            self._token_of(detokenizer, token_id, origin),
+            target_prob=verification.target_probs[position] if is_judged else None,
+            draft_prob=draft.reported_probs[position] if is_drafted else None,
+            uniform=verification.uniforms[position] if is_judged and not self._is_greedy else None,
+            top_target=self._entries(verification.top_target, row) if is_judged else (),
+            top_draft=self._entries(draft.top, row),
+        )
+
+    def _token_of(self, detokenizer: Detokenizer, token_id: int, origin: TokenOrigin) -> Token:
         is_control = token_id in self._vocabulary.control_token_ids
         return Token(
             id=token_id,
             text="" if is_control else detokenizer.push(token_id),
             origin=origin,
             control=self._vocabulary.decode([token_id]) if is_control else "",
-            target_prob=verification.target_probs[position] if is_judged else None,
-            draft_prob=draft.reported_probs[position] if is_drafted else None,
-            uniform=verification.uniforms[position] if is_judged and not self._is_greedy else None,
-            top_target=self._entries(verification.top_target, row) if is_judged else (),
-            top_draft=self._entries(draft.top, row),
         )
 
     def _entries(self, rows: tuple[list[tuple[int, float]], ...], row: int) -> tuple[TopEntry, ...]:

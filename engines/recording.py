@@ -19,6 +19,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from engines.benchmark import MAX_REPEATS, SIDES, RunEvent, RunRecord
+from engines.config import MAX_NUM_DRAFT_TOKENS
 from engines.errors import RecordingError, translate_errors
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token
 
@@ -254,19 +255,40 @@ def _check_event(event: GenerationEvent, action: str) -> None:
 
 
 def _check_step(step: Step, action: str) -> None:
-    _check_time("draft_s", step.draft_s, action)
+    if step.draft_s is not None:
+        _check_time("draft_s", step.draft_s, action)
     _check_time("target_s", step.target_s, action)
-    for token in (*step.tokens, *step.rejected):
+    rejected = step.rejected or ()
+    for token in (*step.tokens, *rejected):
         _check_token(token, action)
     if any(token.origin not in OUTPUT_ORIGINS for token in step.tokens) or any(
-        token.origin in OUTPUT_ORIGINS for token in step.rejected
+        token.origin in OUTPUT_ORIGINS for token in rejected
     ):
         raise RecordingError(f"{action}: a token is kept and dropped at once")
-    if step.num_draft_tokens != step.num_accepted_tokens + len(step.rejected):
+    # A count without its tokens has no other limit, and figures have a place for each position.
+    most = MAX_NUM_DRAFT_TOKENS * max(1, len(step.tokens))
+    if step.rejected is None and (step.num_draft_tokens or 0) > most:
         raise RecordingError(
-            f"{action}: {step.num_draft_tokens} drafted tokens, but "
-            f"{step.num_accepted_tokens} accepted and {len(step.rejected)} dropped"
+            f"{action}: num_draft_tokens is {step.num_draft_tokens}, and a step of "
+            f"{len(step.tokens)} output tokens has at most {most}"
         )
+    if not _adds_up(step):
+        num_dropped = None if step.rejected is None else len(rejected)
+        raise RecordingError(
+            f"{action}: {_told(step.num_draft_tokens)} drafted tokens, but "
+            f"{_told(step.num_accepted_tokens)} accepted and {_told(num_dropped)} dropped"
+        )
+
+
+def _adds_up(step: Step) -> bool:
+    """Return whether the counts of a step agree, as far as they are reported."""
+    if step.rejected is not None:
+        return step.num_dropped_tokens == len(step.rejected)
+    return step.num_draft_tokens is None or step.num_draft_tokens >= (step.num_accepted_tokens or 0)
+
+
+def _told(count: int | None) -> str:
+    return "unreported" if count is None else str(count)
 
 
 def _check_time(name: str, value: float, action: str) -> None:

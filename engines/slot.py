@@ -53,17 +53,17 @@ class EngineSlot:
         Raises:
             EngineError: It cannot be built or loaded.
         """
-        if self._engine is not None and config == self._config:
+        if self._engine is not None and config == self._config and self._engine.is_open:
             return self._engine
         backend = self._create(config.backend)
         yield BuildProgress(1, 1, LOADING, 0.0)
         try:
-            return self._load(backend, config)
+            return (yield from self._load(backend, config))
         except ModelNotBuiltError:
             with closing(backend.build(config)) as progress:
                 yield from progress
         yield BuildProgress(1, 1, LOADING, 0.0)
-        return self._load(backend, config)
+        return (yield from self._load(backend, config))
 
     def load(
         self, config: EngineConfig, on_progress: Callable[[BuildProgress], None] | None = None
@@ -86,11 +86,14 @@ class EngineSlot:
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         """Build without loading, yielding progress.
 
-        An engine of the same config that is loaded is closed: its files may be new.
+        An engine of the same config that is loaded is closed: its files may be new. Where a build
+        needs the device, whatever is loaded goes first.
         """
         backend = self._create(config.backend)
         yield from self.acquire()
         try:
+            if backend.builds_on_device:
+                self.close()
             with closing(backend.build(config)) as progress:
                 yield from progress
             if config == self._config:
@@ -104,8 +107,10 @@ class EngineSlot:
             self._engine.close()
         self._engine = self._config = None
 
-    def _load(self, backend: Backend, config: EngineConfig) -> Engine:
+    def _load(
+        self, backend: Backend, config: EngineConfig
+    ) -> Generator[BuildProgress, None, Engine]:
         self.close()
-        self._engine = backend.load(config)
+        self._engine = yield from backend.loading(config)
         self._config = config
         return self._engine

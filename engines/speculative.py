@@ -38,8 +38,8 @@ class Verification:
     """
 
     verdict: Verdict
-    target_probs: tuple[float, ...]
-    uniforms: tuple[float, ...]
+    target_probs: tuple[float | None, ...]  # None, here and below: not reported
+    uniforms: tuple[float | None, ...]
     top_target: tuple[list[tuple[int, float]], ...]
 
 
@@ -53,6 +53,20 @@ class Round:
     is_last: bool
     draft_s: float
     target_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a library tells that runs the loop itself: the outcome of a target pass.
+
+    Where several passes arrive as one, none of the counts is known.
+    """
+
+    output_token_ids: tuple[int, ...]
+    num_accepted_tokens: int | None  # None: not reported
+    num_draft_tokens: int | None  # 0: nothing was drafted; None: not reported
+    is_last: bool
+    step_s: float  # since the pass before, drafting included, by the library's own clock
 
 
 def decode(

@@ -2,11 +2,14 @@
 
 Names and definitions follow vLLM's speculative-decoding metrics: `acceptance_rate` is accepted
 tokens per drafted token, `mean_acceptance_length` counts the bonus or recovered token.
+
+A sum is None where the back end does not report one of its parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median_low
@@ -20,15 +23,17 @@ class GenerationStats:
     """The counts and times of one generation, as far as it has come."""
 
     num_prompt_tokens: int = 0
-    num_steps: int = 0
-    num_drafts: int = 0  # steps that drafted something
-    num_draft_tokens: int = 0  # drafted in all
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_steps: int | None = 0
+    num_drafts: int | None = 0  # steps that drafted something
+    num_draft_tokens: int | None = 0  # drafted in all
+    num_accepted_tokens: int | None = 0
+    # As far as drafts are known to have gone: where num_draft_tokens is None, the longest may have
+    # gone further.
+    num_accepted_tokens_per_pos: list[int] | None = field(default_factory=list)
     output_token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of the output tokens
-    draft_s: float = 0.0
-    target_s: float = 0.0
+    draft_s: float | None = 0.0
+    target_s: float = 0.0  # of whole steps, drafting included, where draft_s is None
     prefill_s: float = 0.0  # until the prompt was read
     time_to_first_token_s: float | None = None
     elapsed_s: float = 0.0
@@ -49,21 +54,34 @@ class GenerationStats:
                 assert_never(event)
 
     def _apply_step(self, step: Step) -> None:
-        self.num_steps += 1
-        self.num_drafts += step.num_draft_tokens > 0
-        self.num_draft_tokens += step.num_draft_tokens
-        num_accepted = step.num_accepted_tokens
-        self.num_accepted_tokens += num_accepted
-        missing = step.num_draft_tokens - len(self.num_accepted_tokens_per_pos)
-        self.num_accepted_tokens_per_pos += [0] * missing
-        for position in range(num_accepted):
-            self.num_accepted_tokens_per_pos[position] += 1
+        self.num_steps = _sum(self.num_steps, step.num_passes)
+        self.num_drafts = _sum(self.num_drafts, step.num_drafts)
+        self.num_draft_tokens = _sum(self.num_draft_tokens, step.num_draft_tokens)
+        self.num_accepted_tokens = _sum(self.num_accepted_tokens, step.num_accepted_tokens)
+        self._apply_positions(step)
         self.output_token_ids += [token.id for token in step.tokens]
         self.texts += [token.text for token in step.tokens]
-        self.draft_s += step.draft_s
-        self.target_s += step.target_s
+        self._apply_times(step)
         if self.time_to_first_token_s is None and step.tokens:
             self.time_to_first_token_s = step.elapsed_s
+
+    def _apply_positions(self, step: Step) -> None:
+        counts, num_accepted = self.num_accepted_tokens_per_pos, step.num_accepted_tokens
+        if counts is None or num_accepted is None:
+            self.num_accepted_tokens_per_pos = None
+            return
+        num_positions = max(step.num_draft_tokens or 0, num_accepted)
+        counts += [0] * (num_positions - len(counts))
+        for position in range(num_accepted):
+            counts[position] += 1
+
+    def _apply_times(self, step: Step) -> None:
+        if self.draft_s is not None and step.draft_s is not None:
+            self.draft_s += step.draft_s
+            self.target_s += step.target_s
+        else:  # whole steps from here on, and so those before
+            self.target_s += step.target_s + (self.draft_s or 0.0) + (step.draft_s or 0.0)
+            self.draft_s = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -75,13 +93,17 @@ class GenerationStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted ÷ drafted tokens, 0-1; None where nothing was drafted."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+        """Accepted ÷ drafted tokens, 0-1; None where nothing was drafted or not reported."""
+        if self.num_accepted_tokens is None or not self.num_draft_tokens:
+            return None
+        return self.num_accepted_tokens / self.num_draft_tokens
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted ÷ drafts: output tokens per drafted step; None where nothing was drafted."""
-        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+        """1 + accepted ÷ drafts: output tokens per drafted step; None as for the rate."""
+        if self.num_accepted_tokens is None or not self.num_drafts:
+            return None
+        return 1 + self.num_accepted_tokens / self.num_drafts
 
     @property
     def decode_s(self) -> float:
@@ -98,7 +120,7 @@ class GenerationStats:
         return self.decode_s / self.num_output_tokens if self.num_output_tokens else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures under their JSON names."""
+        """Return the figures under their JSON names; null where the back end reports none."""
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_output_tokens": self.num_output_tokens,
@@ -106,7 +128,7 @@ class GenerationStats:
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
-            "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+            "num_accepted_tokens_per_pos": copy(self.num_accepted_tokens_per_pos),
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
             "time_to_first_token_s": self.time_to_first_token_s,
@@ -120,6 +142,10 @@ class GenerationStats:
             "text": self.text,
             "output_token_ids": list(self.output_token_ids),
         }
+
+
+def _sum(total: int | None, part: int | None) -> int | None:
+    return None if total is None or part is None else total + part
 
 
 def stats_of(events: Iterable[GenerationEvent]) -> GenerationStats:

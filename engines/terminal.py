@@ -11,10 +11,12 @@ _STYLES: dict[TokenOrigin, str] = {
     "recovered": "\x1b[33m",  # yellow
     "bonus": "\x1b[36m",  # cyan
     "target": "",
+    "unreported": "\x1b[4m",  # underlined
     "rejected": "\x1b[31;9m",  # red, struck through
     "unverified": "\x1b[2;9m",  # dim, struck through
     "discarded": "\x1b[2;9m",
 }
+_DIM = "\x1b[2m"
 _RESET = "\x1b[0m"
 
 
@@ -30,7 +32,10 @@ def step_text(step: Step, *, colour: bool) -> str:
     """Return what a step adds to the screen: dropped drafts too, where colour can mark them."""
     if not colour:
         return printable("".join(token.text for token in step.tokens))
-    return "".join(_coloured(token) for token in step.tokens_in_place)
+    pieces = [_coloured(token) for token in step.tokens_in_place]
+    if step.rejected is None and step.num_dropped_tokens:
+        pieces.insert(step.dropped_place, f"{_DIM}⊘{step.num_dropped_tokens}{_RESET}")
+    return "".join(pieces)
 
 
 def _coloured(token: Token) -> str:
@@ -44,16 +49,30 @@ def stats_lines(name: str, stats: GenerationStats) -> list[str]:
     """Return the figures of one side, for people."""
     speed = "–" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f} tokens/s"
     first = "–" if stats.time_to_first_token_s is None else f"{stats.time_to_first_token_s:.2f} s"
+    steps = ", steps not reported" if stats.num_steps is None else f" in {stats.num_steps} steps"
     lines = [
-        f"{name}: {stats.num_output_tokens} tokens in {stats.num_steps} steps, {speed}, "
+        f"{name}: {stats.num_output_tokens} tokens{steps}, {speed}, "
         f"first token after {first}, ended by {stats.finish_reason}"
     ]
-    if stats.acceptance_rate is not None and stats.mean_acceptance_length is not None:
-        lines.append(
-            f"  accepted {stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted "
-            f"({stats.acceptance_rate:.0%}), {stats.mean_acceptance_length:.2f} tokens a draft"
-        )
+    if stats.num_draft_tokens != 0:
+        lines.append(f"  {_acceptance(stats)}")
     return lines
+
+
+def _acceptance(stats: GenerationStats) -> str:
+    accepted = _told(stats.num_accepted_tokens, "d")
+    length = _told(stats.mean_acceptance_length, ".2f")
+    if stats.acceptance_rate is None:
+        drafted = _told(stats.num_draft_tokens, "d")
+        return f"accepted: {accepted}; drafted: {drafted}; tokens a draft: {length}"
+    return (
+        f"accepted {accepted} of {stats.num_draft_tokens} drafted "
+        f"({stats.acceptance_rate:.0%}), {length} tokens a draft"
+    )
+
+
+def _told(value: float | None, form: str) -> str:
+    return "not reported" if value is None else format(value, form)
 
 
 def distill_text(report: DistillProgress) -> str:

@@ -345,13 +345,15 @@ def running_text(state: RunState) -> str:
     if state.current is None:
         return "Warming up …"
     stats = state.lanes[state.current].stats
-    if not stats.num_steps:
+    if stats.num_steps == 0:
         return f"{SIDE_NAMES[state.current]}: reading the prompt …"
     repeats = state.record.settings.get("repeats", 1)
     turn = f", run {state.lanes[state.current].repeat + 1} of {repeats}" if repeats > 1 else ""
-    steps = "1 step" if stats.num_steps == 1 else f"{stats.num_steps} steps"
+    steps = " in 1 step" if stats.num_steps == 1 else f" in {stats.num_steps} steps"
+    if stats.num_steps is None:  # not reported
+        steps = ""
     return (
-        f"{SIDE_NAMES[state.current]}{turn}: {stats.num_output_tokens} tokens in {steps}, "
+        f"{SIDE_NAMES[state.current]}{turn}: {stats.num_output_tokens} tokens{steps}, "
         f"{number(stats.tokens_per_second, 1)} tokens/s"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 
 from engines import DROPPED_ORIGINS, Step, Token
-from specdec_ui.theme import TOKEN_STYLES
+from specdec_ui.theme import DROPS_STYLE, TOKEN_STYLES
 
 
 def step_html(step: Step) -> str:
@@ -17,8 +17,10 @@ def step_html(step: Step) -> str:
     Attributes stand in single quotes, which JSON sends without an escape. `--t` is the time at
     which a replay shows the step.
     """
-    tokens = "".join(token_html(token) for token in step.tokens_in_place)
-    return f"<span class='s' style='--t:{step.elapsed_s:.3f}s'>{tokens}</span>"
+    pieces = [token_html(token) for token in step.tokens_in_place]
+    if step.rejected is None and step.num_dropped_tokens:
+        pieces.insert(step.dropped_place, drops_html(step.num_dropped_tokens))
+    return f"<span class='s' style='--t:{step.elapsed_s:.3f}s'>{''.join(pieces)}</span>"
 
 
 def token_html(token: Token) -> str:
@@ -27,12 +29,20 @@ def token_html(token: Token) -> str:
     return f"<i class='{css_class}' title='{escape(_title(token))}'>{_text_html(token)}</i>"
 
 
+def drops_html(num_tokens: int) -> str:
+    """Return the mark in place of dropped drafts of which only the number is known."""
+    drafts = "1 draft token" if num_tokens == 1 else f"{num_tokens} draft tokens"
+    title = f"{drafts} dropped; this back end does not report which"
+    return f"<i class='{DROPS_STYLE.css_class}' title='{title}'>{num_tokens}</i>"
+
+
 def legend_html() -> str:
     """Return the legend of the token states."""
     entries = "".join(
-        f"<li><span class='sd-text'><i class='{style.css_class}'>{origin}</i></span> "
+        f"<li class='sd-of-{style.css_class}'>"
+        f"<span class='sd-text'><i class='{style.css_class}'>{name}</i></span> "
         f"{escape(style.meaning)}</li>"
-        for origin, style in TOKEN_STYLES.items()
+        for name, style in (*TOKEN_STYLES.items(), ("3", DROPS_STYLE))
     )
     return f"<ul class='sd-legend' aria-label='What the colours and marks mean'>{entries}</ul>"
 

@@ -22,6 +22,7 @@ from specdec_ui.theme import SIDE_NAMES
 # A speedup this close to 1 is called neither faster nor slower; one run each is noisier.
 NO_DIFFERENCE, NO_DIFFERENCE_ONCE = 0.02, 0.05
 MISSING = "–"
+NOT_REPORTED = "not reported by this back end"
 
 DRAFT_NAMES = {
     "model": "a draft model",
@@ -58,11 +59,35 @@ def percent(value: float | None) -> str:
     return MISSING if value is None else f"{value:.0%}"
 
 
+def reported(value: float | None, digits: int = 0, unit: str = "") -> str:
+    """Return a rounded number with its unit, or that the back end does not report it."""
+    return NOT_REPORTED if value is None else number(value, digits, unit)
+
+
 def duration(seconds: float) -> str:
     """Return a time in the unit that suits it."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if round(seconds / 60) < 60 else f"{seconds / 3600:.1f} h"
+
+
+def _of_drafts(stats: GenerationStats, text: str) -> str:
+    """Return a figure about drafts: where it has no number, nothing was drafted or reported."""
+    if stats.num_drafts == 0:
+        return MISSING
+    return NOT_REPORTED if text == MISSING else text
+
+
+def _accepted_of_drafted(stats: GenerationStats) -> str:
+    counts = stats.num_accepted_tokens, stats.num_draft_tokens
+    return MISSING if counts == (None, None) else " ÷ ".join(map(reported, counts))
+
+
+def _accepted_by_position(stats: GenerationStats) -> str:
+    counts = stats.num_accepted_tokens_per_pos
+    if not counts or not stats.num_drafts:
+        return MISSING
+    return " ".join(percent(count / stats.num_drafts) for count in counts)
 
 
 FIGURES = (
@@ -91,39 +116,34 @@ FIGURES = (
     Figure(
         "Output tokens", "the end of text included", lambda stats: f"{stats.num_output_tokens:,}"
     ),
-    Figure("Target steps", "forward passes of the target", lambda stats: f"{stats.num_steps:,}"),
+    Figure("Target steps", "forward passes of the target", lambda stats: reported(stats.num_steps)),
     Figure(
         "Accepted ÷ drafted",
         "draft tokens that were kept, of those proposed",
-        lambda stats: (
-            f"{stats.num_accepted_tokens:,} ÷ {stats.num_draft_tokens:,}"
-            if stats.num_draft_tokens
-            else MISSING
-        ),
+        lambda stats: _of_drafts(stats, _accepted_of_drafted(stats)),
     ),
     Figure(
         "Acceptance rate",
         "accepted ÷ drafted tokens; those behind a rejected one count as drafted",
-        lambda stats: percent(stats.acceptance_rate),
+        lambda stats: _of_drafts(stats, percent(stats.acceptance_rate)),
     ),
     Figure(
         "Mean acceptance length",
         "1 + accepted ÷ drafts: output tokens per step that drafted",
-        lambda stats: number(stats.mean_acceptance_length, 2),
+        lambda stats: _of_drafts(stats, number(stats.mean_acceptance_length, 2)),
     ),
     Figure(
         "Accepted by position",
         "share of the drafts whose 1st, 2nd, … token was kept",
-        lambda stats: (
-            " ".join(
-                percent(count / stats.num_drafts) for count in stats.num_accepted_tokens_per_pos
-            )
-            or MISSING
-        ),
+        lambda stats: _of_drafts(stats, _accepted_by_position(stats)),
     ),
-    Figure("Drafting", "time spent drafting", lambda stats: number(stats.draft_s, 2, " s")),
+    Figure("Drafting", "time spent drafting", lambda stats: reported(stats.draft_s, 2, " s")),
     Figure(
-        "Verifying", "time of the target's passes", lambda stats: number(stats.target_s, 2, " s")
+        "Verifying",
+        "time of the target's passes",
+        lambda stats: number(
+            stats.target_s, 2, " s, drafting included" if stats.draft_s is None else " s"
+        ),
     ),
     Figure(
         "Ended by",
@@ -210,17 +230,21 @@ def reason_of(comparison: Comparison) -> str:
     Their ratio is the speedup of the two runs shown.
     """
     ours, theirs = comparison.speculative, comparison.baseline
+    if ours.num_steps is None or theirs.num_steps is None:
+        return "What a step gave and cost is not reported by this back end."
     if not ours.num_steps or not theirs.num_steps or theirs.decode_s <= 0:
         return ""
-    if not ours.num_drafts:
+    if ours.num_drafts == 0:
         return "Nothing was drafted, so both sides are plain decoding."
     plain_step_s = theirs.decode_s / theirs.num_steps
     gained = ours.num_output_tokens / ours.num_steps
     cost = ours.decode_s / ours.num_steps / plain_step_s
-    draft = ours.draft_s / ours.num_steps / plain_step_s
+    share = ""
+    if ours.draft_s is not None:
+        share = f" (drafting: {ours.draft_s / ours.num_steps / plain_step_s:.2f})"
     return (
-        f"A speculative step gave {gained:.2f} tokens and took as long as {cost:.2f} plain steps "
-        f"(drafting: {draft:.2f})."
+        f"A speculative step gave {gained:.2f} tokens and took as long as {cost:.2f} plain steps"
+        f"{share}."
     )
 
 
@@ -267,13 +291,17 @@ def _single_facts(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _acceptance_facts(stats: GenerationStats) -> list[tuple[str, str, str]]:
-    if not stats.num_drafts:
+    if stats.num_drafts == 0:
         return []
     return [
-        ("Acceptance rate", percent(stats.acceptance_rate), "accepted ÷ drafted tokens"),
+        (
+            "Acceptance rate",
+            _of_drafts(stats, percent(stats.acceptance_rate)),
+            "accepted ÷ drafted tokens",
+        ),
         (
             "Mean acceptance length",
-            number(stats.mean_acceptance_length, 2),
+            _of_drafts(stats, number(stats.mean_acceptance_length, 2)),
             "1 + accepted ÷ drafts: output tokens per step that drafted",
         ),
     ]

@@ -30,6 +30,7 @@ class TokenStyle:
     light: Shade
     dark: Shade
     meaning: str
+    is_rare: bool = False  # of some back ends only: in the legend where a lane has one
 
 
 TOKEN_STYLES: dict[TokenOrigin, TokenStyle] = {
@@ -65,6 +66,15 @@ TOKEN_STYLES: dict[TokenOrigin, TokenStyle] = {
         dark=Shade("#f4f4f5", "transparent"),
         meaning="the target's own, nothing was drafted",
     ),
+    "unreported": TokenStyle(
+        css_class="o",
+        mark="~",
+        decoration="underline dashed 1px",
+        light=Shade("#4a4636", "#ebe7d8"),
+        dark=Shade("#dcd6bd", "#3d3926"),
+        meaning="in the output; this back end does not report which part it played",
+        is_rare=True,
+    ),
     "rejected": TokenStyle(
         css_class="x",
         mark="×",
@@ -90,6 +100,16 @@ TOKEN_STYLES: dict[TokenOrigin, TokenStyle] = {
         meaning="drafted behind the end of the answer",
     ),
 }
+# Dropped drafts of which only the number is known: the number, in their place
+DROPS_STYLE = TokenStyle(
+    css_class="m",
+    mark="⊘",
+    decoration="none",
+    light=Shade("#6f2f2f", "#f3e3e3"),
+    dark=Shade("#f0c8c8", "#422a2a"),
+    meaning="so many drafts were dropped; this back end does not report which",
+    is_rare=True,
+)
 
 SIDE_COLOURS: dict[Side, str] = {"speculative": "#2f9e5f", "baseline": "#8a8f98"}
 AGREEMENT_COLOUR, OVERLAP_COLOUR, LOSS_COLOUR = "#2f9e5f", "#3f83e8", "#b7791f"
@@ -112,7 +132,7 @@ def page_theme() -> gr.themes.Base:
 def page_css() -> str:
     """Return the page's style sheet: the token table as rules, then the hand-written rest."""
     rules = []
-    for style in TOKEN_STYLES.values():
+    for style in (*TOKEN_STYLES.values(), DROPS_STYLE):
         name = style.css_class
         rules.append(
             f".sd-text .{name}{{color:{style.light.text};background:{style.light.background};"
@@ -123,6 +143,8 @@ def page_css() -> str:
         )
         if style.mark:
             rules.append(f'.sd-text .{name}::before{{content:"{style.mark}"}}')
+        if style.is_rare:
+            rules.append(f"body:not(:has(.sd-lane .{name})) .sd-of-{name}{{display:none}}")
     for side, colour in SIDE_COLOURS.items():
         rules.append(f":root{{--sd-{side}:{colour}}}")
     return "\n".join(rules) + "\n" + (ASSETS / "page.css").read_text(encoding="utf-8")

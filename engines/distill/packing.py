@@ -26,7 +26,7 @@ from engines.distill.output_folder import check_output
 from engines.distill.spec import RECORD
 from engines.errors import EngineBuildError, EngineError, translate_errors
 from engines.packed import PACKED_FILE, PACKED_VERSION, read_packed
-from engines.transformers_backend.tokenizer import load_tokenizer
+from engines.tokenizer import load_tokenizer
 
 MAX_FILE_BYTES = 15_000_000
 EMBEDDINGS = "model.embed_tokens.weight"

@@ -45,10 +45,10 @@ from engines.distill.writing import Text
 from engines.environment import environment, gigabytes
 from engines.errors import translate_errors
 from engines.store import EngineStore
+from engines.tokenizer import load_tokenizer, vocabulary_of
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.engine import GENERATION_ERRORS
 from engines.transformers_backend.model import context_length, load_config, load_model
-from engines.transformers_backend.tokenizer import load_tokenizer, vocabulary_of
 
 VALIDATE_S = 40.0  # of training between two validations; less in a short one
 MIN_VALIDATIONS = 10

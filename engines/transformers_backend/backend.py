@@ -13,11 +13,7 @@ from engines.checkpoints import Reference, needed_references, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.store import EngineStore
-from engines.transformers_backend.checkpoint_build import (
-    GgufBuild,
-    PackedBuild,
-    fetch_from_hub,
-)
+from engines.transformers_backend.checkpoint_build import checkpoint_stages
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
 INSTALL = "pip install -r requirements.txt"
@@ -53,7 +49,7 @@ class TransformersBackend(Backend):
             stages = [
                 stage
                 for reference in dict.fromkeys(needed)
-                for stage in self._stages(reference, cleanup)
+                for stage in checkpoint_stages(reference, self._store, cleanup)
             ]
             stages.append(Stage("check", partial(self._check, references)))
             yield from run_stages(stages)
@@ -63,22 +59,6 @@ class TransformersBackend(Backend):
         from engines.transformers_backend.engine import TransformersEngine
 
         return TransformersEngine(config, self._store)
-
-    def _stages(self, reference: Reference, cleanup: ExitStack) -> list[Stage]:
-        """Return what there is to do until the model can be loaded: nothing for a folder."""
-        match reference.source:
-            case "folder":
-                return []
-            case "hub":
-                return [
-                    Stage(
-                        f"fetch {reference.name}", partial(fetch_from_hub, reference, self._store)
-                    )
-                ]
-            case "packed":
-                return PackedBuild(reference, self._store).stages()
-            case "bundled" | "gguf":
-                return GgufBuild(reference, self._store, cleanup).stages()
 
     def _check(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:
         from engines.transformers_backend.checkpoint_check import check_checkpoints

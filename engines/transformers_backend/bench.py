@@ -67,7 +67,9 @@ class Ways:
         events = list(self._engine.generate(self._request(side, ids)))
         steps = [event for event in events if isinstance(event, Step)]
         # Tokens read by each pass, and how many of them stay in the cache.
-        self._passes[side, ids] = [(step.num_draft_tokens + 1, len(step.tokens)) for step in steps]
+        self._passes[side, ids] = [
+            ((step.num_draft_tokens or 0) + 1, len(step.tokens)) for step in steps
+        ]
         return stats_of(events).num_output_tokens
 
     @torch.inference_mode()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from engines import bundled
-from engines.building import Stage
+from engines.building import Stage, build_into_store
 from engines.checkpoints import (
     Reference,
     built_path,
@@ -25,7 +24,25 @@ from engines.packed import packed_identity
 from engines.store import EngineStore, engine_key
 
 BYTES_PER_WEIGHT = 4  # float32
-SPARE_BYTES = 64 * 1024 * 1024  # for the tokenizer and the file system
+
+
+def checkpoint_stages(reference: Reference, store: EngineStore, cleanup: ExitStack) -> list[Stage]:
+    """Return what there is to do until a model can be read: nothing for a folder.
+
+    Args:
+        reference: The model. What it needs comes before it, see `needed_references`.
+        store: Where converted checkpoints go.
+        cleanup: Gets the locks and folders that outlive a stage.
+    """
+    match reference.source:
+        case "folder":
+            return []
+        case "hub":
+            return [Stage(f"fetch {reference.name}", partial(fetch_from_hub, reference, store))]
+        case "packed":
+            return PackedBuild(reference, store).stages()
+        case "bundled" | "gguf":
+            return GgufBuild(reference, store, cleanup).stages()
 
 
 def fetch_from_hub(reference: Reference, store: EngineStore) -> Generator[str | None, None, None]:
@@ -102,7 +119,7 @@ class GgufBuild:
         assert self._sha256 is not None
         source = self._source
         identity = gguf_identity(self._sha256)
-        yield from _make(
+        yield from build_into_store(
             self._store,
             self._reference.name,
             engine_key(self._reference.name, identity),
@@ -132,7 +149,7 @@ class PackedBuild:
         packed = self._reference.path
         assert packed is not None
         target = built_path(needed_references(self._reference)[0], self._store)
-        yield from _make(
+        yield from build_into_store(
             self._store,
             self._reference.name,
             stored_key(self._reference),
@@ -142,52 +159,6 @@ class PackedBuild:
                 "engines.distill.packing", "unpack", str(packed), str(target), str(folder)
             ),
             action=f"unpacking {self._reference.name}",
-        )
-
-
-def _make(
-    store: EngineStore,
-    name: str,
-    key: str,
-    identity: Mapping[str, Any],
-    *,
-    num_bytes: Callable[[], int],
-    command: Callable[[Path], list[str]],
-    action: str,
-) -> Generator[str | None, None, None]:
-    """Let a child process fill a folder aside, and store that; nothing where it is there already.
-
-    Args:
-        store: Where it goes.
-        name: For people.
-        key: Of the engine.
-        identity: What the key is made of.
-        num_bytes: How much room it needs.
-        command: The child's, for the folder it is to fill.
-        action: What the child does, for messages.
-    """
-    with store.lock(key):
-        if store.holds(key):
-            yield "converted already"
-            return
-        _require_space(store, num_bytes(), action)
-        with store.aside(key) as folder:
-            yield from child_lines(
-                command(folder), action=action, env={"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-            )
-            with translate_errors("storing the engine", {OSError: EngineBuildError}):
-                entry = store.commit(folder, key=key, name=name, identity=identity)
-    yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"
-
-
-def _require_space(store: EngineStore, num_bytes: int, action: str) -> None:
-    needed = num_bytes + SPARE_BYTES
-    free = shutil.disk_usage(store.root).free
-    if free < needed:
-        raise EngineBuildError(
-            f"{action} needs about {needed / 1e6:,.0f} MB in {store.root}, where "
-            f"{free / 1e6:,.0f} MB are free: make room, or set SPECDEC_STORE to a folder on "
-            "another disk"
         )
 
 

@@ -12,8 +12,8 @@ from engines.checkpoints import Reference, built_path
 from engines.compatibility import check_vocabularies
 from engines.errors import ModelLoadError, translate_errors
 from engines.store import EngineStore
+from engines.tokenizer import LOAD_ERRORS, load_tokenizer
 from engines.transformers_backend.model import load_config
-from engines.transformers_backend.tokenizer import LOAD_ERRORS, load_tokenizer
 
 
 def check_checkpoints(

@@ -17,12 +17,12 @@ from transformers.utils import logging as transformers_logging
 
 from engines.child import ERROR_PREFIX
 from engines.errors import EngineBuildError, EngineError, translate_errors
-from engines.transformers_backend.model import TransformersModel, load_model
-from engines.transformers_backend.tokenizer import (
+from engines.tokenizer import (
     LOAD_ERRORS,
     load_gguf_tokenizer,
     load_tokenizer,
 )
+from engines.transformers_backend.model import TransformersModel, load_model
 
 MAX_LOGIT_DEVIATION = 1e-2  # between one pass and token by token, in float32
 CHECK_TEXT = "The three primary colours are red, yellow and blue.\n\n1. Red\n2. Yellow"

@@ -35,6 +35,12 @@ from engines.events import GenerationEvent
 from engines.generation import generate_events
 from engines.speculative import Round, decode
 from engines.store import EngineStore
+from engines.tokenizer import (
+    encode_prompt,
+    generation_settings,
+    load_tokenizer,
+    vocabulary_of,
+)
 from engines.transformers_backend.cpu_linear import has_wide_onednn
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
@@ -42,12 +48,6 @@ from engines.transformers_backend.model import (
     context_length,
     load_model,
     require_rollback,
-)
-from engines.transformers_backend.tokenizer import (
-    encode_prompt,
-    generation_settings,
-    load_tokenizer,
-    vocabulary_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -193,13 +193,14 @@ class TransformersEngine(Engine):
             raise GenerationError("the engine is busy with another generation; try again later")
         try:
             with translate_errors("generating failed", GENERATION_ERRORS):
-                yield from generate_events(
+                rounds = decode(
                     TransformersModel(self.target_model, vocab_size=self._vocab_size),
                     self._proposer(request.draft_kind),
                     request,
-                    self._vocabulary,
+                    stop_token_ids=self._vocabulary.stop_token_ids,
                     context_length=self._info.context_length,
                 )
+                yield from generate_events(rounds, request, self._vocabulary)
         finally:
             self._busy.release()
 

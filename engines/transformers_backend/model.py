@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engines.errors import IncompatibleModelsError, ModelLoadError, translate_errors
+from engines.tokenizer import LOAD_ERRORS
 from engines.transformers_backend.cpu_linear import use_cpu_linear
-from engines.transformers_backend.tokenizer import LOAD_ERRORS
 
 UNBOUNDED_CONTEXT = 2**20  # where a configuration names no limit
 

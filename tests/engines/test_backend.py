@@ -35,9 +35,9 @@ from engines.errors import (
 from engines.events import Step
 from engines.stats import GenerationStats, stats_of
 from engines.store import EngineStore
+from engines.tokenizer import load_gguf_tokenizer
 from engines.transformers_backend.backend import TransformersBackend
 from engines.transformers_backend.engine import TransformersEngine
-from engines.transformers_backend.tokenizer import load_gguf_tokenizer
 from tests.engines.conftest import largest_file
 
 NUM_TOKENS = 258  # of the tiny tokenizer; the tiny models have 320 rows
@@ -138,7 +138,7 @@ def test_a_gguf_file_is_converted_once_and_generates(
 
     assert [entry.name for entry in store.entries()] == ["tiny"]
     assert "dequantising the weights" in first
-    assert "converted already" in second
+    assert "built already" in second
     assert first[-1] == second[-1] == "tiny: llama, 12 tensors"
     with backend.load(config) as engine:
         assert generate(engine).num_output_tokens == 8
@@ -527,7 +527,7 @@ def test_ids_that_only_pad_the_vocabulary_are_never_drawn(
         )
         steps = [event for event in engine.generate(request) if isinstance(event, Step)]
 
-    drawn = [token.id for step in steps for token in (*step.tokens, *step.rejected)]
+    drawn = [token.id for step in steps for token in step.tokens_in_place]
     assert drawn
     assert max(drawn) < NUM_TOKENS
 

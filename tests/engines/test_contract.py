@@ -86,14 +86,15 @@ def test_time_never_runs_backwards(events: list[GenerationEvent]):
 
     assert times == sorted(times)
     assert times[0] >= 0
-    assert all(step.draft_s >= 0 and step.target_s > 0 for step in steps_of(events))
+    assert all((step.draft_s or 0) >= 0 and step.target_s > 0 for step in steps_of(events))
 
 
 def test_drafted_tokens_are_accepted_or_dropped(events: list[GenerationEvent]):
     for step in steps_of(events):
-        assert step.num_draft_tokens == step.num_accepted_tokens + len(step.rejected)
         assert all(token.origin in OUTPUT_ORIGINS for token in step.tokens)
-        assert all(token.origin not in OUTPUT_ORIGINS for token in step.rejected)
+        if step.rejected is not None:
+            assert step.num_dropped_tokens == len(step.rejected)
+            assert all(token.origin not in OUTPUT_ORIGINS for token in step.rejected)
 
 
 def test_each_step_adds_the_accepted_tokens_and_at_most_one_more(events: list[GenerationEvent]):
@@ -102,16 +103,17 @@ def test_each_step_adds_the_accepted_tokens_and_at_most_one_more(events: list[Ge
         assert {token.origin for token in accepted} <= {"accepted"}
         match following.origin:
             case "recovered":
-                assert step.rejected[0].origin == "rejected"
+                assert step.rejected is None or step.rejected[0].origin == "rejected"
             case "bonus":
-                assert step.num_accepted_tokens == step.num_draft_tokens > 0
+                assert step.num_draft_tokens
+                assert step.num_accepted_tokens == step.num_draft_tokens
             case "target":
                 assert step.num_draft_tokens == 0
 
 
 def test_behind_a_rejected_token_nothing_was_judged(events: list[GenerationEvent]):
     for step in steps_of(events):
-        for token in step.rejected[1:]:
+        for token in (step.rejected or ())[1:]:
             assert token.origin in ("unverified", "discarded")
             assert token.target_prob is None
             assert token.uniform is None
@@ -121,7 +123,7 @@ def test_the_limits_hold(events: list[GenerationEvent]):
     stats = stats_of(events)
 
     assert 1 <= stats.num_output_tokens <= MAX_NEW_TOKENS
-    assert max(step.num_draft_tokens for step in steps_of(events)) <= NUM_DRAFT_TOKENS
+    assert max(step.num_draft_tokens or 0 for step in steps_of(events)) <= NUM_DRAFT_TOKENS
     assert stats.finish_reason == "stop" or stats.num_output_tokens == MAX_NEW_TOKENS
 
 
@@ -132,7 +134,7 @@ def test_events_hold_plain_values_only(events: list[GenerationEvent]):
 
 def test_reported_probabilities_are_probabilities(events: list[GenerationEvent]):
     for step in steps_of(events):
-        for token in (*step.tokens, *step.rejected):
+        for token in step.tokens_in_place:
             entries = (*token.top_target, *token.top_draft)
             probs = [token.target_prob, token.draft_prob, *(entry.prob for entry in entries)]
             assert all(0 <= prob <= 1 for prob in probs if prob is not None)

@@ -15,6 +15,7 @@ from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import ModelProposer, NoProposer
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token
 from engines.generation import Stopwatch, Vocabulary, generate_events
+from engines.speculative import decode
 from engines.stats import stats_of
 from tests.conftest import STOP_ID, VOCAB_SIZE, TableModel
 from tests.engines.test_speculative import (
@@ -55,7 +56,14 @@ def generate(
         num_top_tokens=num_top_tokens,
     )
     proposer = NoProposer() if draft is None else ModelProposer(draft)
-    return generate_events(target, proposer, request, vocabulary, context_length=1000)
+    rounds = decode(
+        target,
+        proposer,
+        request,
+        stop_token_ids=vocabulary.stop_token_ids,
+        context_length=1000,
+    )
+    return generate_events(rounds, request, vocabulary)
 
 
 def steps_of(events: Iterator[GenerationEvent]) -> list[Step]:
@@ -64,9 +72,8 @@ def steps_of(events: Iterator[GenerationEvent]) -> list[Step]:
 
 def described(step: Step) -> str:
     """Return what became of each token, the dropped ones last: 'b accepted, f rejected'."""
-    return ", ".join(
-        f"{token.text or token.control} {token.origin}" for token in (*step.tokens, *step.rejected)
-    )
+    tokens = (*step.tokens, *(step.rejected or ()))
+    return ", ".join(f"{token.text or token.control} {token.origin}" for token in tokens)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +152,9 @@ def test_the_counts_of_a_step_add_up(letters: Vocabulary, temperature):
         target, draft = TableModel.random(seed), TableModel.random(seed + 1)
         sampling = SamplingParams(temperature=temperature, seed=seed)
         for step in steps_of(generate(target, draft, letters, sampling=sampling)):
-            assert step.num_accepted_tokens + len(step.rejected) == step.num_draft_tokens
-            assert len(step.tokens) - step.num_accepted_tokens in (0, 1)
+            assert step.rejected is not None
+            assert step.num_dropped_tokens == len(step.rejected)
+            assert len(step.tokens) - step.dropped_place in (0, 1)
             assert {token.origin for token in step.tokens} <= OUTPUT_ORIGINS
             assert OUTPUT_ORIGINS.isdisjoint(token.origin for token in step.rejected)
 
@@ -190,7 +198,7 @@ def test_dropped_tokens_leave_the_text_of_the_output_alone():
     target, draft = model_saying("aebcdf"), model_saying("aebcg")
     step, *_ = steps_of(generate(target, draft, byte_vocabulary))
     assert texts_of([step]) == [["e", "", "", "日"]]
-    assert [token.text for token in step.rejected] == ["\ufffdg"]
+    assert [token.text for token in step.rejected or ()] == ["\ufffdg"]
 
 
 def test_a_character_left_unfinished_is_not_lost():
@@ -207,7 +215,7 @@ def reported(letters: Vocabulary) -> dict[str, Token]:
     """The tokens of a greedy step by their letters: b accepted, c recovered, f rejected."""
     target, draft = model_saying("abcde"), model_saying("abfg")
     step, *_ = steps_of(generate(target, draft, letters, num_top_tokens=1))
-    return {token.text: token for token in (*step.tokens, *step.rejected)}
+    return {token.text: token for token in step.tokens_in_place}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +262,7 @@ def test_the_numbers_of_a_sampled_token_explain_its_verdict(letters: Vocabulary)
     target, draft = TableModel.random(3), TableModel.random(4)
     sampling = SamplingParams(temperature=1)
     steps = steps_of(generate(target, draft, letters, sampling=sampling))
-    tokens = [token for step in steps for token in (*step.tokens, *step.rejected)]
+    tokens = [token for step in steps for token in step.tokens_in_place]
     for token in tokens:
         if token.origin in ("accepted", "rejected"):
             assert token.uniform is not None
@@ -345,13 +353,18 @@ def events_of(scenario: Scenario) -> Iterator[GenerationEvent]:
         stop_token_ids=scenario.stop_token_ids,
         control_token_ids=frozenset({STOP_ID}),
     )
-    return generate_events(
-        target, proposer, scenario.request, vocabulary, context_length=scenario.context_length
+    rounds = decode(
+        target,
+        proposer,
+        scenario.request,
+        stop_token_ids=vocabulary.stop_token_ids,
+        context_length=scenario.context_length,
     )
+    return generate_events(rounds, scenario.request, vocabulary)
 
 
 def origins_of(*steps: Step) -> Counter[str]:
-    return Counter(token.origin for step in steps for token in (*step.tokens, *step.rejected))
+    return Counter(token.origin for step in steps for token in step.tokens_in_place)
 
 
 @THOROUGH
@@ -363,10 +376,10 @@ def test_every_drafted_token_is_counted_once(scenario: Scenario):
     for some in [*([step] for step in steps), steps]:
         origins = origins_of(*some)
         dropped = origins["rejected"] + origins["unverified"] + origins["discarded"]
-        assert sum(step.num_draft_tokens for step in some) == origins["accepted"] + dropped
+        assert sum(step.num_draft_tokens or 0 for step in some) == origins["accepted"] + dropped
     stats = stats_of(events)
     assert stats.num_accepted_tokens == origins_of(*steps)["accepted"]
-    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert sum(stats.num_accepted_tokens_per_pos or ()) == stats.num_accepted_tokens
 
 
 @THOROUGH

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ STEP = Step(
     elapsed_s=0.1 + 0.2,
 )
 STOP = Step((Token(1, "", "target", control="</s>"),), (), 0, 0.0, 0.25, 0.75)
+UNTOLD = replace(STEP, rejected=None, draft_s=None)  # by a back end that reports counts only
+UNCOUNTED = replace(UNTOLD, num_draft_tokens=None)
+MERGED = replace(UNCOUNTED, tokens=(Token(5, "a", "unreported"), Token(7, "b", "unreported")))
 
 
 def make_record() -> RunRecord:
@@ -68,6 +71,11 @@ def read_lines(folder: Path, *lines: str) -> RunRecord:
 
 
 HEADER, PREFILL, _, STEP_LINE, _, FINISH = lines_of(make_record())[:6]
+
+
+def step_line(step: Step) -> dict[str, Any]:
+    """Return the line of a step, as `STEP_LINE` is that of `STEP`."""
+    return {**STEP_LINE, **json.loads(json.dumps(asdict(step)))}
 
 
 def changed(line: dict[str, Any], path: str, value: object) -> dict[str, Any]:
@@ -182,6 +190,36 @@ def test_a_full_disk_is_told_and_leaves_no_part_of_a_file(tmp_path: Path):
     assert path.read_text() == "earlier"
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(UNTOLD, id="untold"),
+        pytest.param(replace(UNTOLD, num_draft_tokens=1, rejected=()), id="kept whole"),
+        pytest.param(replace(UNTOLD, num_draft_tokens=1), id="kept whole, untold"),
+        pytest.param(UNCOUNTED, id="uncounted"),
+        pytest.param(MERGED, id="merged"),
+        pytest.param(replace(MERGED, num_draft_tokens=64), id="merged, counted"),
+    ],
+)
+def test_what_was_not_reported_is_read_back_as_not_reported(tmp_path: Path, step: Step):
+    record = RunRecord("prompt", {"repeats": 1}, {})
+    for event in (Prefill(9, 8, 0.25), step, Finish("length", 0.8)):
+        record.apply(RunEvent("speculative", 0, event))
+    write_recording(record, tmp_path / "run.jsonl")
+
+    assert read_recording(tmp_path / "run.jsonl") == record
+    assert record.to_dict()["draft_s"] is None
+    json.dumps(record.to_dict(), allow_nan=False)
+
+
+def test_a_recording_without_anything_unreported_is_written_as_ever():
+    assert {*STEP_LINE} == {
+        *("side", "repeat", "type", "tokens", "rejected", "num_draft_tokens"),
+        *("draft_s", "target_s", "elapsed_s"),
+    }
+    assert None not in STEP_LINE.values()
+
+
 # -- what is no recording
 
 
@@ -285,6 +323,39 @@ HOSTILE: dict[str, tuple[list[object], str]] = {
         [HEADER, changed(STEP_LINE, "num_draft_tokens", 3)],
         "3 drafted tokens, but 1 accepted and 1 dropped",
     ),
+    "dropped tokens without their number": (
+        [HEADER, changed(STEP_LINE, "num_draft_tokens", None)],
+        "unreported drafted tokens, but 1 accepted and 1 dropped",
+    ),
+    "more accepted than drafted": (
+        [HEADER, step_line(replace(UNTOLD, num_draft_tokens=0))],
+        "0 drafted tokens, but 1 accepted and unreported dropped",
+    ),
+    "fewer drafted than none": (
+        [HEADER, step_line(replace(MERGED, num_draft_tokens=-1))],
+        "-1 drafted tokens, but unreported accepted and unreported dropped",
+    ),
+    "more drafted than a step can": (
+        [HEADER, step_line(replace(UNTOLD, num_draft_tokens=2**50))],
+        f"num_draft_tokens is {2**50}, and a step of 2 output tokens has at most 64",
+    ),
+    "dropped tokens of passes as one": (
+        [HEADER, step_line(replace(MERGED, rejected=STEP.rejected, num_draft_tokens=1))],
+        "1 drafted tokens, but unreported accepted and 1 dropped",
+    ),
+    "a dropped token that is unreported": (
+        [HEADER, changed(STEP_LINE, "rejected.0.origin", "unreported")],
+        "a token is kept and dropped at once",
+    ),
+    "dropped tokens that are left out": (
+        [HEADER, without(STEP_LINE, "rejected")],
+        "rejected: Field required",
+    ),
+    "a time of drafting that is no time": (
+        [HEADER, changed(STEP_LINE, "draft_s", -0.1)],
+        "draft_s is -0.1, which",
+    ),
+    "no time of the target": ([HEADER, changed(STEP_LINE, "target_s", None)], "target_s: Input"),
     "a kept token that was rejected": (
         [HEADER, changed(STEP_LINE, "tokens.0.origin", "rejected")],
         "a token is kept and dropped at once",
@@ -387,7 +458,13 @@ def paths_in(value: object, prefix: str = "") -> list[str]:
 @given(data=st.data())
 @hypothesis_settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_changed_value_is_read_as_a_sound_record_or_told(fuzzed: Path, data: st.DataObject):
-    lines = lines_of(make_record())
+    record = make_record()
+    record.runs["baseline"][0] += [
+        UNTOLD,
+        replace(UNCOUNTED, elapsed_s=0.5),
+        replace(MERGED, elapsed_s=0.6),
+    ]
+    lines = lines_of(record)
     number = data.draw(st.integers(0, len(lines) - 1))
     path = data.draw(st.sampled_from(paths_in(lines[number])))
     lines[number] = changed(lines[number], path, data.draw(values()))

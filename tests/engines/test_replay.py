@@ -44,6 +44,16 @@ def test_drafting_replays_the_first_speculative_run():
     assert replayed(engine, "model") == replayed(engine, "prompt_lookup") == events_of(1)
 
 
+def test_what_was_not_reported_is_replayed_as_not_reported():
+    record = RunRecord("prompt", {"target": "org/target", "repeats": 1}, {})
+    step = Step((Token(1, "a", "unreported"),), None, None, None, 0.0625, 0.125)
+    events: list[GenerationEvent] = [Prefill(2, 1, 0.0625), step, Finish("stop", 0.25)]
+    for event in events:
+        record.apply(RunEvent("speculative", 0, event))
+
+    assert replayed(ReplayEngine(record, speed=None), "model") == events
+
+
 def test_not_drafting_replays_the_baseline():
     engine = ReplayEngine(with_baseline(make_record()), speed=None)
 

@@ -389,7 +389,8 @@ def test_greedy_output_of_a_transformer_is_that_of_plain_decoding(
 ):
     stats = generate(kindred_engine, kind, num_draft_tokens)
     assert stats.output_token_ids == plain_token_ids
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert stats.acceptance_rate is not None
+    assert 0 < stats.acceptance_rate < 1
 
 
 def test_a_transformer_with_an_unrelated_draft_says_what_it_says_without(tiny_engine: Engine):
@@ -401,4 +402,6 @@ def test_a_transformer_that_drafts_for_itself_is_accepted_throughout(tiny_target
     config = EngineConfig(target=str(tiny_target), draft=str(tiny_target), dtype="float32")
     with load_engine(config) as engine:
         stats = generate(engine, "model", 4)
-    assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
+    assert stats.num_accepted_tokens == stats.num_draft_tokens
+    assert stats.num_accepted_tokens is not None
+    assert stats.num_accepted_tokens > 100

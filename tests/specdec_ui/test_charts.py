@@ -26,6 +26,7 @@ from specdec_ui.presets import FIRST_RECORDING
 from specdec_ui.state import TuneState
 from specdec_ui.summary import figures_html, verdict_html
 from specdec_ui.theme import SIDE_COLOURS, SIDE_NAMES
+from tests.engines.test_stats import PARTIAL, ROUNDS
 from tests.specdec_ui.test_summary import cells
 
 FIRST_TOKEN, PER_TOKEN, TOTAL = "y", "y2", "y3"  # the axes of the three measures
@@ -104,6 +105,13 @@ def test_a_side_that_was_not_run_has_no_bar(side: Side):
 def test_a_measure_that_was_not_reached_has_no_bar():
     silent = record_of(speculative=[[Prefill(3, 2, 1.0), Finish("stop", 1.0)]])
     assert list(bars(latency_figure(silent))) == [("Speculative", TOTAL)]
+
+
+@PARTIAL
+def test_latency_is_the_same_whatever_else_is_not_reported(events: list[GenerationEvent]):
+    figure = latency_figure(record_of(speculative=[events], baseline=[timed_run(0.5)]))
+    told = latency_figure(record_of(speculative=[ROUNDS], baseline=[timed_run(0.5)]))
+    assert figure.to_json() == told.to_json()
 
 
 STOPPED_AT = [

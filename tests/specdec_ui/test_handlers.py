@@ -194,7 +194,10 @@ def stop_after(slot: EngineSlot, session: Session, num_steps: int) -> Shown:
     """Return what is shown in the end of a run that was stopped some steps far."""
     running = click_run(slot, session, max_new_tokens=400)
     with closing(running):
-        while session.run is None or session.run.lanes["speculative"].stats.num_steps < num_steps:
+        while (
+            session.run is None
+            or (session.run.lanes["speculative"].stats.num_steps or 0) < num_steps
+        ):
             next(running)
         on_stop(session)
     return shown(on_stopped(session))

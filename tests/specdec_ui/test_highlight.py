@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import get_args
 
@@ -26,8 +26,8 @@ from engines import (
 )
 from specdec_ui.highlight import legend_html, step_html, token_html
 from specdec_ui.state import RunState
-from specdec_ui.theme import TOKEN_STYLES
-from tests.engines.test_stats import ROUNDS
+from specdec_ui.theme import DROPS_STYLE, TOKEN_STYLES
+from tests.engines.test_stats import MERGED_STEP, ROUNDS, UNTOLD, untold
 
 ORIGINS: tuple[TokenOrigin, ...] = get_args(TokenOrigin)
 NEWLINE, TAB, ASIDE = "n", "h", "c"  # classes of what stands inside a token
@@ -132,6 +132,7 @@ def shown_token(token: Token) -> ShownToken:
 
 def kept_text(tokens: Iterable[ShownToken]) -> str:
     dropped = {TOKEN_STYLES[origin].css_class for origin in DROPPED_ORIGINS}
+    dropped.add(DROPS_STYLE.css_class)
     return "".join(token.text for token in tokens if token.css_class not in dropped)
 
 
@@ -166,6 +167,11 @@ def test_the_legend_draws_every_state_in_its_own_style_and_says_what_it_means():
         assert style.meaning.replace("'", "&#x27;") in legend
 
 
+def test_the_legend_explains_the_mark_of_dropped_drafts_that_are_not_told():
+    assert f"<i class='{DROPS_STYLE.css_class}'>3</i>" in legend_html()
+    assert DROPS_STYLE.meaning in legend_html()
+
+
 def test_a_title_holds_the_numbers_that_the_back_end_reports():
     token = Token(7, "x", "accepted", target_prob=0.75, draft_prob=0.5, uniform=0.125)
     assert shown_token(token).title == ("accepted · id 7 · target 0.750 · draft 0.500 · drew 0.125")
@@ -184,6 +190,35 @@ def test_dropped_drafts_stand_between_the_kept_ones_and_what_replaced_them():
     origins = [token.title.partition(" ")[0] for token in shown([TOY_STEP])]
     assert origins == ["accepted", "accepted", "rejected", "unverified", "recovered"]
     assert [token.text for token in shown([TOY_STEP])] == ["5", "6", "9", "9", "7"]
+
+
+def test_dropped_drafts_that_are_not_told_have_their_number_in_their_place():
+    tokens = shown([untold(TOY_STEP)])
+    assert [token.css_class for token in tokens] == ["a", "a", DROPS_STYLE.css_class, "r"]
+    assert (tokens[2].text, tokens[2].title) == (
+        "2",
+        "2 draft tokens dropped; this back end does not report which",
+    )
+    assert kept_text(tokens) == kept_text(shown([TOY_STEP])) == "567"
+
+
+def test_one_dropped_draft_is_told_as_one():
+    step = Step((Token(7, "7", "recovered"),), None, 1, None, 0.2, 1.5)
+    assert shown([step])[0].title.startswith("1 draft token dropped;")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(replace(untold(TOY_STEP), num_draft_tokens=2), id="nothing was dropped"),
+        pytest.param(replace(untold(TOY_STEP), num_draft_tokens=None), id="not even the number"),
+        pytest.param(replace(MERGED_STEP, num_draft_tokens=8), id="passes as one"),
+    ],
+)
+def test_there_is_no_mark_where_no_drop_is_known(step: Step):
+    assert [token.css_class for token in shown([step])] == [
+        TOKEN_STYLES[token.origin].css_class for token in step.tokens
+    ]
 
 
 def test_drafts_behind_the_end_of_the_answer_come_last():
@@ -212,6 +247,14 @@ def test_the_coloured_tokens_add_up_to_the_figures():
     assert counts["a"] + counts["x"] + counts["u"] + counts["d"] == stats.num_draft_tokens == 12
     assert (counts["b"], counts["r"], counts["t"]) == (1, 2, 0)
     assert counts["a"] + counts["b"] + counts["r"] == stats.num_output_tokens == 8
+
+
+def test_the_marks_of_dropped_drafts_add_up_to_the_figures():
+    stats = stats_of(UNTOLD)
+    tokens = shown(event for event in UNTOLD if isinstance(event, Step))
+    numbers = [int(token.text) for token in tokens if token.css_class == DROPS_STYLE.css_class]
+    assert numbers == [3, 4]
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (12, 12 - sum(numbers))
 
 
 def test_a_step_carries_the_time_at_which_a_replay_shows_it():

@@ -30,6 +30,7 @@ from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
 from specdec_ui.summary import (
     FIGURES,
     MISSING,
+    NOT_REPORTED,
     PHASES,
     duration,
     expectation_html,
@@ -39,10 +40,11 @@ from specdec_ui.summary import (
     percent,
     phases_html,
     reason_of,
+    reported,
     status_html,
     verdict_html,
 )
-from tests.engines.test_stats import ROUNDS
+from tests.engines.test_stats import MERGED, PARTIAL, ROUNDS, UNCOUNTED, UNTOLD
 from tests.specdec_ui.test_highlight import HOSTILE
 
 PREFILL = Prefill(num_prompt_tokens=7, num_cached_tokens=6, elapsed_s=1.0)
@@ -123,6 +125,11 @@ def test_a_number_is_rounded_and_carries_its_unit(
     value: float | None, digits: int, unit: str, expected: str
 ):
     assert number(value, digits, unit) == expected
+
+
+def test_what_is_not_reported_is_called_so_and_no_zero():
+    assert reported(None, 2, " s") == "not reported by this back end"
+    assert (reported(0), reported(1234), reported(0.0, 2, " s")) == ("0", "1,234", "0.00 s")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, MISSING), (0.0, "0%"), (5 / 12, "42%")])
@@ -210,6 +217,45 @@ def test_the_two_sides_of_the_reason_give_the_speedup(record: RunRecord):
     gained, cost, _ = map(float, numbers)
     assert comparison.speedup is not None
     assert gained / cost == pytest.approx(comparison.speedup.median, rel=0.01)
+
+
+@pytest.mark.parametrize("events", [UNTOLD, UNCOUNTED])
+def test_the_reason_leaves_out_the_share_of_drafting_where_it_is_not_reported(
+    events: list[GenerationEvent],
+):
+    record = record_of(("speculative", events), ("baseline", plain_run(step_s=1.0)))
+    assert reason_of(comparison_of(record)) == (
+        "A speculative step gave 2.67 tokens and took as long as 1.33 plain steps."
+    )
+
+
+def test_the_reason_counts_no_steps_that_are_not_reported():
+    record = record_of(("speculative", MERGED), ("baseline", plain_run(step_s=1.0)))
+    assert reason_of(comparison_of(record)) == (
+        "What a step gave and cost is not reported by this back end."
+    )
+
+
+def test_the_reason_counts_plain_passes_that_came_as_one():
+    events = plain_run(step_s=1.0)
+    merged = Step((Token(0, "x", "target"),) * 2, (), 0, 0.0, 2.0, 3.0)
+    record = record_of(("speculative", ROUNDS), ("baseline", [PREFILL, merged, *events[3:]]))
+    assert reason_of(comparison_of(record)) == reason_of(comparison_of(COMPARED))
+
+
+@PARTIAL
+def test_the_verdict_stands_whatever_is_not_reported(events: list[GenerationEvent]):
+    record = record_of(("speculative", events), ("baseline", plain_run(step_s=1.0)))
+    verdict = verdict_html(record, whose="your run")
+    assert headline_of(comparison_of(record)) == headline_of(comparison_of(COMPARED))
+    assert fact(verdict, "Tokens/s") == "2.0 against 1.0"
+    assert "None" not in verdict
+
+
+def test_acceptance_that_is_not_reported_is_a_fact_of_the_verdict():
+    verdict = verdict_html(record_of(("speculative", UNCOUNTED)), whose="your run")
+    assert fact(verdict, "Acceptance rate") == NOT_REPORTED
+    assert fact(verdict, "Mean acceptance length") == NOT_REPORTED
 
 
 def test_a_run_without_a_step_has_no_reason():
@@ -409,6 +455,49 @@ EXPECTED_FIGURES = {
 
 def test_the_figures_are_those_of_the_run():
     assert cells(figures_html(COMPARED)) == EXPECTED_FIGURES
+
+
+@pytest.mark.parametrize(
+    ("events", "unreported"),
+    [
+        pytest.param(UNTOLD, {}, id="untold"),
+        pytest.param(
+            UNCOUNTED,
+            {
+                "Accepted ÷ drafted": f"5 ÷ {NOT_REPORTED}",
+                "Acceptance rate": NOT_REPORTED,
+                "Mean acceptance length": NOT_REPORTED,
+                "Accepted by position": NOT_REPORTED,
+            },
+            id="uncounted",
+        ),
+        pytest.param(
+            MERGED,
+            {
+                "Target steps": NOT_REPORTED,
+                "Accepted ÷ drafted": NOT_REPORTED,
+                "Acceptance rate": NOT_REPORTED,
+                "Mean acceptance length": NOT_REPORTED,
+                "Accepted by position": NOT_REPORTED,
+            },
+            id="merged",
+        ),
+    ],
+)
+def test_figures_that_are_not_reported_say_so(
+    events: list[GenerationEvent], unreported: dict[str, str]
+):
+    expected = {name: figures[0] for name, figures in EXPECTED_FIGURES.items()}
+    expected |= {"Drafting": NOT_REPORTED, "Verifying": "2.25 s, drafting included", **unreported}
+    shown = cells(figures_html(record_of(("speculative", events))))
+    assert {name: figures[0] for name, figures in shown.items()} == expected
+
+
+def test_the_length_is_a_figure_where_only_the_number_drafted_is_not_reported():
+    row = cells(figures_html(record_of(("speculative", UNCOUNTED[:3]))))
+    assert row["Mean acceptance length"] == ["3.50"]
+    assert row["Accepted by position"] == ["100% 50% 50% 50%"]
+    assert row["Acceptance rate"] == [NOT_REPORTED]
 
 
 def test_every_figure_comes_with_its_definition():

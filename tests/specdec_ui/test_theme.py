@@ -7,8 +7,17 @@ from typing import get_args
 
 import pytest
 
-from engines import TokenOrigin
-from specdec_ui.theme import SIDE_COLOURS, TOKEN_STYLES, Shade, page_css, page_script, page_theme
+from engines import DROPPED_ORIGINS, TokenOrigin
+from specdec_ui.theme import (
+    DROPS_STYLE,
+    SIDE_COLOURS,
+    TOKEN_STYLES,
+    Shade,
+    TokenStyle,
+    page_css,
+    page_script,
+    page_theme,
+)
 
 READABLE = 4.5  # WCAG 2.2, level AA, for text of normal size
 VISIBLE = 3.0  # and for graphics
@@ -16,8 +25,10 @@ VISIBLE = 3.0  # and for graphics
 BACKGROUNDS = {"light": ("#ffffff",), "dark": ("#27272a", "#18181b", "#0f0f11")}
 INNER_CLASSES = {"s", "n", "h", "c"}  # of a step and of the marks inside a token
 
+STYLES: dict[str, TokenStyle] = dict(TOKEN_STYLES.items()) | {"dropped, not told": DROPS_STYLE}
+
 THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
-STATES = pytest.mark.parametrize("origin", TOKEN_STYLES)
+STATES = pytest.mark.parametrize("state", STYLES)
 
 
 def luminance(colour: str) -> float:
@@ -35,8 +46,8 @@ def contrast(one: str, other: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def shade(origin: TokenOrigin, theme: str) -> Shade:
-    style = TOKEN_STYLES[origin]
+def shade(state: str, theme: str) -> Shade:
+    style = STYLES[state]
     return style.light if theme == "light" else style.dark
 
 
@@ -57,8 +68,8 @@ def test_contrast_is_computed_as_wcag_defines_it(one: str, other: str, expected:
 
 @THEMES
 @STATES
-def test_the_text_of_a_state_can_be_read(origin: TokenOrigin, theme: str):
-    colours = shade(origin, theme)
+def test_the_text_of_a_state_can_be_read(state: str, theme: str):
+    colours = shade(state, theme)
     is_clear = colours.background == "transparent"
     for background in BACKGROUNDS[theme] if is_clear else (colours.background,):
         assert contrast(colours.text, background) >= READABLE
@@ -85,7 +96,8 @@ def test_every_origin_has_a_style():
 
 def test_states_are_told_apart_without_colour():
     assert len({style.decoration for style in TOKEN_STYLES.values()}) == len(TOKEN_STYLES)
-    marks = [style.mark for style in TOKEN_STYLES.values() if style.mark]
+    assert DROPS_STYLE.mark
+    marks = [style.mark for style in STYLES.values() if style.mark]
     assert len(set(marks)) == len(marks)
 
 
@@ -97,21 +109,21 @@ def test_only_what_is_dropped_is_struck_through():
 
 
 def test_every_state_says_what_it_means_in_its_own_words():
-    meanings = {style.meaning for style in TOKEN_STYLES.values()}
-    assert len(meanings) == len(TOKEN_STYLES)
+    meanings = {style.meaning for style in STYLES.values()}
+    assert len(meanings) == len(STYLES)
     assert all(meanings)
 
 
 def test_classes_are_unique_and_short():
-    classes = [style.css_class for style in TOKEN_STYLES.values()]
+    classes = [style.css_class for style in STYLES.values()]
     assert len(set(classes)) == len(classes)
     assert INNER_CLASSES.isdisjoint(classes)
     assert all(len(name) == 1 for name in classes)
 
 
 @STATES
-def test_the_style_sheet_draws_a_state_in_both_themes(origin: TokenOrigin):
-    style = TOKEN_STYLES[origin]
+def test_the_style_sheet_draws_a_state_in_both_themes(state: str):
+    style = STYLES[state]
     assert rule(f".sd-text .{style.css_class}") == (
         f"color:{style.light.text};background:{style.light.background};"
         f"text-decoration:{style.decoration}"
@@ -121,10 +133,27 @@ def test_the_style_sheet_draws_a_state_in_both_themes(origin: TokenOrigin):
     )
 
 
-@pytest.mark.parametrize("origin", [name for name, style in TOKEN_STYLES.items() if style.mark])
-def test_the_style_sheet_puts_a_mark_before_the_text(origin: TokenOrigin):
-    style = TOKEN_STYLES[origin]
+@pytest.mark.parametrize("state", [name for name, style in STYLES.items() if style.mark])
+def test_the_style_sheet_puts_a_mark_before_the_text(state: str):
+    style = STYLES[state]
     assert rule(f".sd-text .{style.css_class}::before") == f'content:"{style.mark}"'
+
+
+def test_all_that_is_dropped_can_be_hidden_and_is_left_out_of_a_copy():
+    dropped = [style.css_class for name, style in TOKEN_STYLES.items() if name in DROPPED_ORIGINS]
+    classes = ", ".join(f".{name}" for name in (*dropped, DROPS_STYLE.css_class))
+    hidden = f"body[data-sd-hide-dropped] .sd-text :is({classes})"
+    assert f"{hidden} {{ display: none; }}" in page_css()
+    assert f"\n.sd-text :is({classes}) {{ user-select: none;" in page_css()
+
+
+def test_the_legend_has_a_state_of_some_back_ends_only_where_a_lane_has_it():
+    rare = {state for state, style in STYLES.items() if style.is_rare}
+    assert rare == {"unreported", "dropped, not told"}
+    for state in rare:
+        name = STYLES[state].css_class
+        assert rule(f"body:not(:has(.sd-lane .{name})) .sd-of-{name}") == "display:none"
+    assert page_css().count(":has(.sd-lane") == len(rare)
 
 
 def test_the_hand_written_rules_follow_and_use_the_colours_of_the_sides():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engines.distill.script import Script, script_of
+from engines.tokenizer import load_tokenizer, vocabulary_of
 from engines.transformers_backend.model import load_model
-from engines.transformers_backend.tokenizer import load_tokenizer, vocabulary_of
 from tests.conftest import write_tiny_model
 
 NUM_LAYERS = 4

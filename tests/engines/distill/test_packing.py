@@ -19,8 +19,8 @@ from engines.errors import EngineBuildError
 from engines.packed import PACKED_FILE, read_packed
 from engines.slot import EngineSlot
 from engines.stats import stats_of
+from engines.tokenizer import load_tokenizer
 from engines.transformers_backend.model import load_model
-from engines.transformers_backend.tokenizer import load_tokenizer
 from tests.conftest import load_engine, write_tiny_model
 
 SHIPPED_BYTES = 32_000_000
@@ -193,6 +193,8 @@ def test_the_shipped_draft_is_accepted_as_its_card_says(bundled_engine: Engine) 
         request = GenerationRequest(ids, "model", 4, 48)
         stats = stats_of(bundled_engine.generate(request))
         assert stats.output_token_ids == plain.output_token_ids
+        assert stats.num_drafts is not None
+        assert stats.num_accepted_tokens is not None
         num_drafts += stats.num_drafts
         num_accepted += stats.num_accepted_tokens
     mean_acceptance_length = 1 + num_accepted / num_drafts

@@ -13,7 +13,7 @@ from engines.distill.conversations import opening_of
 from engines.distill.prompts import Prompt
 from engines.distill.script import Script, Turn, script_of
 from engines.store import EngineStore
-from engines.transformers_backend.tokenizer import encode_prompt
+from engines.tokenizer import encode_prompt
 from tests.engines.distill.conftest import script_in
 
 PROMPTS = ["Hello!", "Two\nlines, one 🙂", "1 + 1 =", "x" * 40]
