@@ -13,6 +13,7 @@ from engines.store import EngineStore
 
 BACKENDS = {
     "transformers": "engines.transformers_backend.backend:TransformersBackend",
+    "tensorrt_llm": "engines.tensorrt_llm_backend.backend:TensorRTBackend",
 }
 
 

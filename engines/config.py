@@ -84,7 +84,8 @@ class TensorRTOptions:
     devices: tuple[int, ...] = ()  # of the target; empty: the first ones
     draft_devices: tuple[int, ...] = ()
     launcher: str = ""  # put before the worker's command, such as mpirun with its options
-    start_timeout_s: float = 1800.0  # for importing, loading and warming up
+    build_timeout_s: float = 14400.0  # for one engine
+    start_timeout_s: float = 1800.0  # for importing the library and loading the models
     step_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class TensorRTOptions:
             ("draft_tensor_parallel_size", 1024),
         ):
             _require_number(name, getattr(self, name), 1, high, f"use 1 to {high}", whole=True)
-        for name in ("start_timeout_s", "step_timeout_s"):
+        for name in ("build_timeout_s", "start_timeout_s", "step_timeout_s"):
             _require_number(name, getattr(self, name), 0.1, 86400, "use seconds, up to a day")
         for name, size in (
             ("devices", self.tensor_parallel_size),

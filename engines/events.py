@@ -125,11 +125,21 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What a back end reports only of a generation as a whole; None where not even that."""
+
+    num_drafts: int | None = None  # target passes for which something was drafted
+    num_draft_tokens: int | None = None
+    draft_s: float | None = None  # time drafting
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last event. A generation that is closed early or fails has none."""
 
     reason: Literal["stop", "length"]
     elapsed_s: float
+    totals: Totals = Totals()  # they stand in for what the steps left out
 
 
 GenerationEvent: TypeAlias = Prefill | Step | Finish

@@ -10,8 +10,19 @@ from typing import assert_never
 
 from engines.config import GenerationRequest
 from engines.detokenizer import Decode, Detokenizer
-from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin, TopEntry
+from engines.events import (
+    Finish,
+    GenerationEvent,
+    Prefill,
+    Step,
+    Token,
+    TokenOrigin,
+    TopEntry,
+    Totals,
+)
 from engines.speculative import Pass, PrefillChunk, Round
+
+Rounds = Generator[PrefillChunk | Round | Pass | Totals, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ class Stopwatch:
 
 
 def generate_events(
-    rounds: Generator[PrefillChunk | Round | Pass, None, None],
+    rounds: Rounds,
     request: GenerationRequest,
     vocabulary: Vocabulary,
 ) -> Generator[GenerationEvent, None, None]:
@@ -55,7 +66,7 @@ def generate_events(
     """
     stopwatch = Stopwatch()
     step_builder = StepBuilder(vocabulary, request)
-    last_token_id, elapsed_s = None, 0.0
+    last_token_id, elapsed_s, totals = None, 0.0, Totals()
     with closing(rounds):
         for item in rounds:
             event: GenerationEvent
@@ -69,6 +80,9 @@ def generate_events(
                 case Pass():
                     event = step_builder.build_outcome(item, elapsed_s + item.step_s)
                     last_token_id = item.output_token_ids[-1]
+                case Totals():
+                    totals = item
+                    continue
                 case _:
                     assert_never(item)
             elapsed_s = event.elapsed_s
@@ -76,7 +90,7 @@ def generate_events(
             yield event
             stopwatch.resume()
     is_stopped = last_token_id in vocabulary.stop_token_ids
-    yield Finish("stop" if is_stopped else "length", elapsed_s)
+    yield Finish("stop" if is_stopped else "length", elapsed_s, totals)
 
 
 class StepBuilder:
@@ -129,8 +143,7 @@ class StepBuilder:
         if num_accepted is not None:
             origins[:num_accepted] = ["accepted"] * num_accepted
             if num_output > num_accepted and num_drafted is not None:
-                is_whole = num_accepted == num_drafted
-                origins[-1] = "target" if not num_drafted else "bonus" if is_whole else "recovered"
+                origins[-1] = _last_origin(pass_, num_accepted, num_drafted)
         tokens = [
             self._token_of(self._detokenizer, token_id, origin)
             for token_id, origin in zip(pass_.output_token_ids, origins, strict=True)
@@ -182,3 +195,13 @@ class StepBuilder:
         if row >= len(rows):
             return ()
         return tuple(TopEntry(id_, self._vocabulary.decode([id_]), prob) for id_, prob in rows[row])
+
+
+def _last_origin(pass_: Pass, num_accepted: int, num_drafted: int) -> TokenOrigin:
+    """Return the part of the token behind the accepted ones."""
+    if num_drafted == 0:
+        return "target"
+    if num_accepted == num_drafted:
+        return "bonus"
+    # The end of a text may have been drafted, too: nothing behind it tells.
+    return "unreported" if pass_.is_last else "recovered"

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from statistics import median_low
 from typing import Any, assert_never
 
-from engines.events import Finish, GenerationEvent, Prefill, Step
+from engines.events import Finish, GenerationEvent, Prefill, Step, Totals
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class GenerationStats:
                 self._apply_step(event)
             case Finish():
                 self.finish_reason = event.reason
+                self._apply_totals(event.totals)
             case _:
                 assert_never(event)
 
@@ -82,6 +83,15 @@ class GenerationStats:
         else:  # whole steps from here on, and so those before
             self.target_s += step.target_s + (self.draft_s or 0.0) + (step.draft_s or 0.0)
             self.draft_s = None
+
+    def _apply_totals(self, totals: Totals) -> None:
+        if self.num_drafts is None:
+            self.num_drafts = totals.num_drafts
+        if self.num_draft_tokens is None:
+            self.num_draft_tokens = totals.num_draft_tokens
+        if self.draft_s is None and totals.draft_s is not None:
+            self.draft_s = totals.draft_s
+            self.target_s -= totals.draft_s
 
     @property
     def num_output_tokens(self) -> int:

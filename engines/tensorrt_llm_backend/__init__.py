@@ -1,0 +1,1 @@
+"""TensorRT-LLM on NVIDIA GPUs: probe, engine builds, a worker process, its loop and its own."""

@@ -1,0 +1,200 @@
+"""Built engines, or models, to an engine that generates: checked first, then loaded in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+from engines.base import EngineInfo
+from engines.compatibility import check_vocabularies
+from engines.config import DraftKind
+from engines.environment import gigabytes
+from engines.errors import ModelLoadError, ModelNotBuiltError
+from engines.tensorrt_llm_backend.engine import TensorRTEngine, Text
+from engines.tensorrt_llm_backend.engine_build import built_engine
+from engines.tensorrt_llm_backend.engine_flow import EngineFlowEngine, Limits
+from engines.tensorrt_llm_backend.engine_folder import (
+    EngineFolder,
+    check_limits,
+    check_logits,
+    check_target,
+    read_engine_folder,
+)
+from engines.tensorrt_llm_backend.engine_plan import (
+    Role,
+    check_draft_width,
+    devices_of,
+    engine_dtype,
+    engine_seq_len,
+)
+from engines.tensorrt_llm_backend.pytorch_flow import Models, PyTorchFlowEngine
+from engines.tensorrt_llm_backend.runtime.worker import CACHED_TEXTS
+from engines.tensorrt_llm_backend.setup import Setup
+
+WITHOUT_MODEL: tuple[DraftKind, ...] = ("prompt_lookup", "none")
+ROUNDING_NOTE = (
+    "a pass over several tokens rounds differently from passes over one, so greedy outputs may "
+    "part where two tokens are nearly tied"
+)
+REUSE_NOTE = (
+    "prompts stay in the KV cache and are warmed up, so the time to the first token is that of a "
+    "prompt seen before, on both sides"
+)
+ENGINE_NOTE = "TensorRT-LLM reports no probabilities"
+PYTORCH_NOTE = (
+    "TensorRT-LLM's own loop reports which tokens it accepted, not which it dropped, no "
+    "probabilities, and the time of drafting as a sum, if at all"
+)
+
+
+def load_text(setup: Setup) -> Text:
+    """Return the target's tokenizer.
+
+    Raises:
+        EngineError: A tokenizer cannot be read, or the draft means other text by its ids.
+    """
+    target, path = setup.references["target"], setup.checkpoint("target")
+    text = Text.load(path, name=target.name)
+    if "draft" in setup.references:
+        draft, draft_path = setup.references["draft"], setup.checkpoint("draft")
+        draft_ids = Text.load(draft_path, name=draft.name).tokenizer.get_vocab()
+        check_vocabularies(target.name, text.tokenizer.get_vocab(), draft.name, draft_ids)
+        check_draft_width(path, target.name, draft_path, draft.name)
+    return text
+
+
+def load_engine_flow(setup: Setup) -> Generator[str | None, None, TensorRTEngine]:
+    """Load the built engines, yielding what the worker says and logs.
+
+    Closing the generator ends the worker.
+
+    Raises:
+        ModelNotBuiltError: An engine is not built.
+        EngineError: One does not fit, is damaged, or cannot be loaded.
+    """
+    options = setup.config.tensorrt_llm
+    text = load_text(setup)
+    folders = _engine_folders(setup)
+    max_seq_len = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
+    _check_memory(setup, folders, CACHED_TEXTS * max_seq_len)
+    worker = setup.worker()
+    opened: dict[Role, dict[str, Any]] = {
+        role: {"folder": str(folder.path), "devices": setup.worker_devices(role)}
+        for role, folder in folders.items()
+    }
+    opening = worker.open(
+        options.start_timeout_s,
+        flow="engine",
+        target=opened["target"],
+        draft=opened.get("draft"),
+        max_seq_len=max_seq_len,
+        max_draft_len=options.max_draft_len,
+        gather_generation_logits=options.acceptance == "logits",
+    )
+    with closing(opening):
+        yield from opening
+    return EngineFlowEngine(
+        _info(setup, folders["target"].dtype_name, ENGINE_NOTE),
+        text,
+        ("model", *WITHOUT_MODEL) if "draft" in folders else WITHOUT_MODEL,
+        worker,
+        Limits(
+            max_seq_len=options.max_seq_len,
+            max_draft_len=options.max_draft_len,
+            step_timeout_s=options.step_timeout_s,
+            accepts_logits=options.acceptance == "logits",
+        ),
+    )
+
+
+def load_pytorch_flow(setup: Setup) -> TensorRTEngine:
+    """Return an engine that loads a side when it is run: how a side drafts is fixed by then.
+
+    Raises:
+        ModelNotBuiltError: A model must be fetched or converted first.
+        EngineError: The models do not fit.
+    """
+    options = setup.config.tensorrt_llm
+    text = load_text(setup)
+    dtype = engine_dtype(setup.config)
+    paths = {role: str(setup.checkpoint(role).resolve()) for role in setup.references}
+    return PyTorchFlowEngine(
+        _info(setup, dtype, PYTORCH_NOTE),
+        text,
+        ("model", *WITHOUT_MODEL) if "draft" in paths else WITHOUT_MODEL,
+        Models(
+            model=paths["target"],
+            draft=paths.get("draft"),
+            dtype=dtype,
+            max_seq_len=engine_seq_len(options.max_seq_len, options.max_draft_len, "target"),
+            tensor_parallel_size=options.tensor_parallel_size,
+            is_two_model=setup.installation.is_two_model,
+        ),
+        make_worker=setup.worker,
+        look_at_gpus=setup.used_gpus,
+        start_timeout_s=options.start_timeout_s,
+        step_timeout_s=options.step_timeout_s,
+    )
+
+
+def _engine_folders(setup: Setup) -> dict[Role, EngineFolder]:
+    """Return the built engines, each checked against what is asked of it."""
+    options = setup.config.tensorrt_llm
+    folders: dict[Role, EngineFolder] = {}
+    for role in setup.references:
+        plan = setup.plan(role)
+        entry = built_engine(plan, setup.store)
+        if entry is None:
+            raise ModelNotBuiltError(
+                f"the {role} engine of '{plan.name}' is not built yet; build it first (the Build "
+                "button, or 'python -m engines build --backend tensorrt_llm')"
+            )
+        folders[role] = read_engine_folder(entry.path)
+        check_limits(folders[role], max_seq_len=plan.identity["max_seq_len"])
+    check_target(folders["target"], max_draft_len=options.max_draft_len)
+    if options.acceptance == "logits" and "draft" in folders:
+        check_logits(folders["target"], folders["draft"])
+    return folders
+
+
+def _check_memory(setup: Setup, folders: dict[Role, EngineFolder], num_cached_tokens: int) -> None:
+    """Refuse what does not fit into what is free on a GPU.
+
+    Raises:
+        ModelLoadError: So it is; the text has both numbers.
+    """
+    for gpu in setup.used_gpus():
+        needed = sum(
+            folder.device_bytes(num_cached_tokens)
+            for role, folder in folders.items()
+            if gpu.index in devices_of(setup.config, role)
+        )
+        if gpu.free_bytes is not None and needed > gpu.free_bytes:
+            raise ModelLoadError(
+                f"the engines and their KV caches take {gigabytes(needed)} of GPU {gpu.index} "
+                f"({gpu.name}), where {gigabytes(gpu.free_bytes)} are free: end what else runs "
+                "there, lower max_seq_len, use FP8, or more GPUs"
+            )
+
+
+def _info(setup: Setup, dtype: str, note: str) -> EngineInfo:
+    installation, draft = setup.installation, setup.references.get("draft")
+    names = [gpu.name for gpu in setup.gpus if gpu.index in setup.devices]
+    versions = {"tensorrt_llm": installation.version, "torch": installation.torch_version}
+    return EngineInfo(
+        backend="tensorrt_llm",
+        target=_described(setup, "target"),
+        draft=None if draft is None else _described(setup, "draft"),
+        dtype=dtype,
+        device=names[0] if len(names) == 1 else f"{len(names)} x {names[0]}",
+        context_length=setup.config.tensorrt_llm.max_seq_len,
+        draft_dtype=None if draft is None else dtype,
+        notes=(f"TensorRT-LLM's {setup.flow} flow", note, ROUNDING_NOTE, REUSE_NOTE),
+        versions={name: version for name, version in versions.items() if version},
+    )
+
+
+def _described(setup: Setup, role: Role) -> str:
+    reference = setup.references[role]
+    return reference.name if reference.revision is None else reference.text

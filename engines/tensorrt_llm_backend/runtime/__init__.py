@@ -1,0 +1,1 @@
+"""Files that run in the interpreter of TensorRT-LLM: standard library and that library only."""

@@ -1,0 +1,126 @@
+"""A config on this machine: which interpreter, which flow, which GPUs, which models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines.checkpoints import Reference, built_path, parse_reference
+from engines.config import EngineConfig
+from engines.errors import BackendUnavailableError
+from engines.store import EngineStore
+from engines.tensorrt_llm_backend.engine_plan import (
+    EnginePlan,
+    Role,
+    devices_of,
+    engine_dtype,
+    engine_plan,
+)
+from engines.tensorrt_llm_backend.gpus import Gpu, check_gpus, chosen, only, visible_gpus
+from engines.tensorrt_llm_backend.installation import Installation, find_installation
+from engines.tensorrt_llm_backend.worker_process import Worker
+
+LOGS = ".logs"  # in the store
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What runs a config here."""
+
+    config: EngineConfig
+    store: EngineStore
+    installation: Installation
+    gpus: tuple[Gpu, ...]  # that are visible
+    flow: Literal["engine", "pytorch"]
+    references: Mapping[Role, Reference]  # the target, and the draft where there is one
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Return the numbers of the GPUs in use."""
+        roles: list[Role] = ["target"] if self.flow == "pytorch" else list(self.references)
+        used = (device for role in roles for device in devices_of(self.config, role))
+        return tuple(dict.fromkeys(used))
+
+    def used_gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs in use, with what is free there now."""
+        return chosen(visible_gpus(), self.devices)
+
+    def checkpoint(self, role: Role) -> Path:
+        """Return the folder of a model.
+
+        Raises:
+            ModelNotBuiltError: It must be fetched or converted first.
+        """
+        return built_path(self.references[role], self.store)
+
+    def plan(self, role: Role) -> EnginePlan:
+        """Return what a model's engine is to be.
+
+        Raises:
+            EngineError: The model or the machine does not suit the library.
+        """
+        return engine_plan(
+            self.config,
+            role,
+            self.references[role],
+            self.checkpoint(role),
+            self.installation,
+            self.gpus,
+        )
+
+    def worker(self) -> Worker:
+        """Return a worker, not started yet. It sees the GPUs in use, numbered from 0."""
+        return Worker(
+            self.installation.python,
+            logs=self.store.root / LOGS,
+            launcher=self.config.tensorrt_llm.launcher,
+            env=only(self.devices),
+        )
+
+    def worker_devices(self, role: Role) -> list[int] | None:
+        """Return the numbers by which the worker knows a model's GPUs.
+
+        None where one GPU does for all: then the worker runs the models itself.
+        """
+        if len(self.devices) == 1:
+            return None
+        return [self.devices.index(device) for device in devices_of(self.config, role)]
+
+
+def setup_of(config: EngineConfig, store: EngineStore) -> Setup:
+    """Return what runs a config here.
+
+    Raises:
+        EngineError: Nothing does, or a model is named that cannot be; the text says what to do.
+        ValueError: An option does not suit the machine.
+    """
+    references: dict[Role, Reference] = {"target": parse_reference(config.target)}
+    if config.draft is not None:
+        references["draft"] = parse_reference(config.draft)
+    engine_dtype(config)
+    installation = find_installation(config.tensorrt_llm.python)
+    setup = Setup(
+        config, store, installation, visible_gpus(), _flow(config, installation), references
+    )
+    check_gpus(setup.used_gpus(), installation.version)
+    return setup
+
+
+def _flow(config: EngineConfig, installation: Installation) -> Literal["engine", "pytorch"]:
+    asked = config.tensorrt_llm.flow
+    has_engines = installation.builds_engines and installation.runs_engines
+    if asked != "pytorch" and has_engines:
+        return "engine"
+    if asked == "engine":
+        raise BackendUnavailableError(
+            f"TensorRT-LLM {installation.version} has no TensorRT engines (the last release with "
+            "them is 1.2.1): set flow to 'pytorch', or run 'make trtllm'"
+        )
+    if not installation.runs_pytorch:
+        raise BackendUnavailableError(
+            f"TensorRT-LLM {installation.version} has no PyTorch flow: set flow to 'engine', or "
+            "run 'make trtllm'"
+        )
+    return "pytorch"
