@@ -25,10 +25,14 @@ from engines.config import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
+    Acceptance,
     DraftKind,
     EngineConfig,
+    Flow,
     GenerationRequest,
+    Quantization,
     SamplingParams,
+    TensorRTOptions,
     check_prompt,
     resolve_draft,
 )
@@ -44,12 +48,15 @@ from engines.events import (
     Token,
     TokenOrigin,
     TopEntry,
+    Totals,
 )
+from engines.published import PublishedFigure, published_figures
 from engines.recording import read_recording, recording_lines, write_recording
 from engines.replay import ReplayEngine
 from engines.slot import EngineSlot
 from engines.stats import FirstDifference, GenerationStats, Spread, stats_of, typical
 from engines.store import EngineStore, StoreEntry
+from engines.tensorrt_llm_backend.commands import Snippet, take_away
 
 __all__ = [
     "BACKENDS",
@@ -64,6 +71,7 @@ __all__ = [
     "OUTPUT_ORIGINS",
     "SIDES",
     "WAITING",
+    "Acceptance",
     "Backend",
     "BackendStatus",
     "BuildProgress",
@@ -77,33 +85,41 @@ __all__ = [
     "EngineStore",
     "Finish",
     "FirstDifference",
+    "Flow",
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStats",
     "Parted",
     "Prefill",
+    "PublishedFigure",
+    "Quantization",
     "ReplayEngine",
     "RunEvent",
     "RunItem",
     "RunRecord",
     "SamplingParams",
     "Side",
+    "Snippet",
     "Spread",
     "Step",
     "StoreEntry",
+    "TensorRTOptions",
     "Token",
     "TokenOrigin",
     "TopEntry",
+    "Totals",
     "WarmUp",
     "check_prompt",
     "comparison_of",
     "doctor",
+    "published_figures",
     "read_recording",
     "recording_lines",
     "resolve_draft",
     "run",
     "settings_of",
     "stats_of",
+    "take_away",
     "typical",
     "write_recording",
 ]

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -29,11 +29,15 @@ from engines.config import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
+    Acceptance,
     DeviceName,
     DTypeName,
     EngineConfig,
+    Flow,
     GenerationRequest,
+    Quantization,
     SamplingParams,
+    TensorRTOptions,
     check_prompt,
     resolve_draft,
 )
@@ -46,9 +50,11 @@ from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
 from engines.recording import check_place, read_recording, write_recording
 from engines.replay import MAX_SPEED, MIN_SPEED, replay_events
+from engines.self_test import self_test
 from engines.slot import EngineSlot
 from engines.stats import typical
 from engines.store import EngineStore
+from engines.tensorrt_llm_backend.commands import take_away
 from engines.terminal import distill_text, printable, stats_lines, step_text
 
 Value = TypeVar("Value")
@@ -88,6 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     report = doctor()
+    if args.self_test:
+        show = _Progress()
+        usable = [name for name, backend in report["backends"].items() if backend["usable"]]
+        tests = self_test(usable, EngineSlot(), show)
+        report["self_test"] = {test.backend: asdict(test) for test in tests}
+        report["exit_code"] = 0 if all(test.passed for test in tests) else 1
     if not args.json:
         for name, backend in report["backends"].items():
             state = "usable" if backend["usable"] else "not usable"
@@ -105,6 +117,10 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
             f"{gigabytes(report['memory_available_bytes'])} of "
             f"{gigabytes(machine['memory_bytes'])} available"
         )
+        for name, test in report.get("self_test", {}).items():
+            print(
+                f"self-test {name}: {'passed' if test['passed'] else 'failed'} ({test['detail']})"
+            )
     return report
 
 
@@ -118,6 +134,18 @@ def _build(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(printable(f"built: {' and '.join(built)}"))
     return {"built": built}
+
+
+def _commands(args: argparse.Namespace) -> dict[str, Any]:
+    args.draft, draft_kind = resolve_draft(args.target, args.draft, args.draft_kind)
+    number = args.num_draft_tokens
+    if number is None:
+        number = DEFAULT_NUM_DRAFT_TOKENS[draft_kind]
+    snippets = take_away(_config(args), draft_kind, number)
+    if not args.json:
+        for snippet in snippets:
+            print(f"# {snippet.title}\n\n{snippet.text}")
+    return {"commands": [asdict(snippet) for snippet in snippets]}
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
@@ -321,7 +349,15 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def _config(args: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(args.backend, args.target, args.draft, args.dtype, args.device)
+    options = {item.name: getattr(args, item.name) for item in fields(TensorRTOptions)}
+    return EngineConfig(
+        args.backend,
+        args.target,
+        args.draft,
+        args.dtype,
+        args.device,
+        TensorRTOptions(**options) if args.backend == "tensorrt_llm" else TensorRTOptions(),
+    )
 
 
 def _say(line: str) -> None:
@@ -348,7 +384,7 @@ def _number(kind: Callable[[str], Value], name: str, remedy: str) -> Callable[[s
     return parse
 
 
-def _layer_numbers(text: str) -> tuple[int, ...]:
+def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
@@ -374,13 +410,60 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", choices=get_args(DeviceName), help="default: %(default)s"
     )
+    _add_tensorrt_arguments(parser)
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    whole = "use a whole number"
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="the prompt itself")
-    prompt.add_argument("--prompt-file", help="a file that holds the prompt, in UTF-8")
+def _add_tensorrt_arguments(parser: argparse.ArgumentParser) -> None:
+    usual, whole = TensorRTOptions(), "use a whole number"
+    group = parser.add_argument_group("for the back end tensorrt_llm")
+
+    def add(name: str, kind: Callable[[str], Any], remedy: str, text: str) -> None:
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_number(kind, name, remedy),
+            default=getattr(usual, name),
+            help=f"{text} (default: %(default)s)",
+        )
+
+    group.add_argument(
+        "--trtllm-python",
+        dest="python",
+        metavar="PATH",
+        help="the Python that has TensorRT-LLM (default: SPECDEC_TRTLLM_PYTHON, else this one)",
+    )
+    for name, kind, text in (
+        ("flow", Flow, "engine: built engines; pytorch: the library's own loop, no build"),
+        ("quantization", Quantization, "of the weights; auto: as the checkpoint is"),
+        ("acceptance", Acceptance, "logits: also for sampling; both engines gather theirs"),
+    ):
+        group.add_argument(
+            f"--{name}",
+            default=getattr(usual, name),
+            choices=get_args(kind),
+            help=f"{text} (default: %(default)s)",
+        )
+    add("max_draft_len", int, whole, "the most drafts a step that the target is built for")
+    add("max_seq_len", int, whole, "prompt and output together, in tokens")
+    add("tensor_parallel_size", int, whole, "GPUs that share the target")
+    add("draft_tensor_parallel_size", int, whole, "GPUs that share the draft")
+    numbers = "use numbers with commas, as in 0,1"
+    add("devices", _whole_numbers, numbers, "numbers of the target's GPUs; (): the first ones")
+    add("draft_devices", _whole_numbers, numbers, "numbers of the draft's GPUs")
+    group.add_argument(
+        "--launcher",
+        default=usual.launcher,
+        metavar="COMMAND",
+        help="put before the worker's command: mpirun with its options, trtllm-llmapi-launch",
+    )
+    for name, text in (
+        ("build_timeout_s", "seconds that an engine's build may take"),
+        ("start_timeout_s", "seconds that loading may take"),
+        ("step_timeout_s", "seconds that a step may take"),
+    ):
+        add(name, float, "use seconds", text)
+
+
+def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-kind",
         choices=DRAFT_KINDS,
@@ -393,6 +476,14 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_NUM_DRAFT_TOKENS['model']} by a model, "
         f"{DEFAULT_NUM_DRAFT_TOKENS['prompt_lookup']} by prompt_lookup)",
     )
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    whole = "use a whole number"
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="the prompt itself")
+    prompt.add_argument("--prompt-file", help="a file that holds the prompt, in UTF-8")
+    _add_drafting_arguments(parser)
     parser.add_argument(
         "--max-new-tokens",
         type=_number(int, "max_new_tokens", whole),
@@ -449,7 +540,7 @@ def _add_distill_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--take",
-        type=_number(_layer_numbers, "take", "use numbers with commas, as in 0,1,28,29"),
+        type=_number(_whole_numbers, "take", "use numbers with commas, as in 0,1,28,29"),
         metavar="I,J,…",
         help="which layers, from 0 (default: two of either end, the others evenly between)",
     )
@@ -505,12 +596,23 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print one JSON object, last")
         return added
 
-    add(commands, "doctor", _doctor, "say what is installed and usable")
+    diagnosis = add(commands, "doctor", _doctor, "say what is installed and usable")
+    diagnosis.add_argument(
+        "--self-test",
+        action="store_true",
+        help="build and run the bundled pair on every usable back end, and compare what they say",
+    )
     build = add(commands, "build", _build, "fetch, verify and convert a pair into the store")
     _add_engine_arguments(build)
     run_parser = add(commands, "run", _run, "generate once, or compare with the baseline")
     _add_engine_arguments(run_parser)
     _add_run_arguments(run_parser)
+    commands_parser = add(
+        commands, "commands", _commands, "print a TensorRT-LLM pair as that library's own commands"
+    )
+    _add_engine_arguments(commands_parser)
+    commands_parser.set_defaults(backend="tensorrt_llm")
+    _add_drafting_arguments(commands_parser)
     replay = add(commands, "replay", _replay, "print a recorded run as a run")
     replay.add_argument("file", type=Path)
     replay.add_argument(

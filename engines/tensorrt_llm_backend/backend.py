@@ -18,7 +18,6 @@ from engines.tensorrt_llm_backend.engine_build import build_lines
 from engines.tensorrt_llm_backend.engine_plan import Role
 from engines.tensorrt_llm_backend.gpus import Gpu, check_gpus, visible_gpus
 from engines.tensorrt_llm_backend.installation import find_installation
-from engines.tensorrt_llm_backend.loading import load_engine_flow, load_pytorch_flow, load_text
 from engines.tensorrt_llm_backend.setup import Setup, setup_of
 from engines.transformers_backend.checkpoint_build import checkpoint_stages
 
@@ -35,8 +34,8 @@ class TensorRTBackend(Backend):
 
     def probe(self) -> BackendStatus:
         try:
-            installation = find_installation()
             gpus = visible_gpus()
+            installation = find_installation()
             check_gpus(gpus, installation.version)
             find_installation(is_imported=True)
         except BackendUnavailableError as exc:
@@ -76,6 +75,8 @@ class TensorRTBackend(Backend):
                 return engine
 
     def loading(self, config: EngineConfig) -> Generator[BuildProgress, None, Engine]:
+        from engines.tensorrt_llm_backend.loading import load_engine_flow, load_pytorch_flow
+
         setup = setup_of(config, self._store)
         if setup.flow == "pytorch":
             return load_pytorch_flow(setup)
@@ -92,6 +93,8 @@ class TensorRTBackend(Backend):
 
 def _check(setup: Setup) -> Generator[str | None, None, None]:
     """Refuse what does not fit, before anything takes long."""
+    from engines.tensorrt_llm_backend.loading import load_text
+
     yield None
     load_text(setup)
     if len(setup.references) > 1:

@@ -100,10 +100,9 @@ def setup_of(config: EngineConfig, store: EngineStore) -> Setup:
     if config.draft is not None:
         references["draft"] = parse_reference(config.draft)
     engine_dtype(config)
+    gpus = visible_gpus()  # first: without one there is nothing to install
     installation = find_installation(config.tensorrt_llm.python)
-    setup = Setup(
-        config, store, installation, visible_gpus(), _flow(config, installation), references
-    )
+    setup = Setup(config, store, installation, gpus, _flow(config, installation), references)
     check_gpus(setup.used_gpus(), installation.version)
     return setup
 

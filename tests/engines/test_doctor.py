@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines import bundled
+from engines.backends import BACKENDS
 from engines.checkpoints import bundled_key
 from engines.child import PROJECT_ROOT
 from engines.doctor import doctor
@@ -27,7 +28,7 @@ def bundled_state(store: EngineStore) -> str:
 def test_the_report_can_be_printed_as_json(store: EngineStore):
     report = json.loads(json.dumps(doctor(store)))
 
-    assert set(report["backends"]) == {"transformers"}
+    assert set(report["backends"]) == set(BACKENDS)
     assert all(backend["usable"] for backend in report["backends"].values())
     assert report["memory_available_bytes"] > 0
     assert report["store"]["folder"] == str(store.root)

@@ -1,11 +1,13 @@
 """Runs in TensorRT-LLM's interpreter: builds one engine from a Hugging Face folder, and ends.
 
-`python build_engine.py SPEC`, a JSON file. Standard library and TensorRT-LLM only. It prints what
+`python build_engine.py SPEC`, a JSON file. With `--checkpoint FOLDER` it writes what trtllm-build
+reads instead. Standard library and TensorRT-LLM only. It prints what
 the library logs; a failure ends in one line behind `error: `.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -16,11 +18,18 @@ ERROR_PREFIX = "error: "  # as in engines.child
 
 def main() -> int:
     """Build what the spec says; every rank of a tensor-parallel engine, one after the other."""
-    with open(sys.argv[1], encoding="utf-8") as file:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spec")
+    parser.add_argument("--checkpoint", help="write TensorRT-LLM's own checkpoint here, no engine")
+    args = parser.parse_args()
+    with open(args.spec, encoding="utf-8") as file:
         spec = json.load(file)
     try:
-        build_ranks(spec)
-        check_built(spec["output"])
+        if args.checkpoint:
+            write_checkpoint(spec, args.checkpoint)
+        else:
+            build_ranks(spec)
+            check_built(spec["output"])
     except Exception as exc:  # the library raises all kinds; the page shows one sentence
         first_line = str(exc).strip().partition("\n")[0]
         sys.stdout.flush()
@@ -45,6 +54,17 @@ def build_ranks(spec: dict[str, Any]) -> None:
         say(f"rank {rank + 1} of {size}: saving the engine")
         engine.save(spec["output"])
         del model, engine
+
+
+def write_checkpoint(spec: dict[str, Any], folder: str) -> None:
+    """Write each rank of the checkpoint that an engine is built from."""
+    from tensorrt_llm.mapping import Mapping
+
+    os.makedirs(folder, exist_ok=True)
+    size = spec["tensor_parallel_size"]
+    for rank in range(size):
+        model = load(spec, Mapping(world_size=size, rank=rank, tp_size=size))
+        model.save_checkpoint(folder, save_config=rank == 0)
 
 
 def load(spec: dict[str, Any], mapping: Any) -> Any:
