@@ -1,11 +1,13 @@
-# make run · make test · make check · make bench. The first two set everything up; a second time they do not.
+# make run · make test · make check · make bench · make trtllm. What they need is set up the first time only.
 
 PYTHON ?= python3
 VENV := .venv
+TRTLLM_VENV := .venv-trtllm
+TRTLLM_PYTHONS := python3.12 python3.10
 BIN := $(VENV)/bin
 export CHROMIUM ?= chromium
 
-.PHONY: run test check bench chromium
+.PHONY: run test check bench trtllm chromium
 
 run: $(VENV)/runs
 	$(BIN)/python app.py $(ARGS)
@@ -21,6 +23,10 @@ check: $(VENV)/checks
 bench: $(VENV)/runs
 	$(BIN)/python -m engines.transformers_backend.bench $(ARGS)
 
+# The worker's environment, on a machine with an NVIDIA GPU; doctor tells what it can do.
+trtllm: $(VENV)/runs $(TRTLLM_VENV)/runs
+	SPECDEC_TRTLLM_PYTHON=$(TRTLLM_VENV)/bin/python $(BIN)/python -m engines doctor
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -34,6 +40,18 @@ $(VENV)/runs: requirements.txt constraints.txt | $(VENV)/bin/python
 
 $(VENV)/checks: requirements-dev.txt $(VENV)/runs | $(VENV)/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt
+	@touch $@
+
+$(TRTLLM_VENV)/runs: requirements-tensorrt-llm.txt
+	@python="$(firstword $(foreach name,$(TRTLLM_PYTHONS),$(shell $(name) -c 'print("$(name)")' 2> /dev/null)))"; \
+	test -n "$$python" || { echo "TensorRT-LLM has wheels for Python 3.12 and 3.10, and neither" \
+		"runs here: install python3.12 with its venv module, or use the Dockerfile"; exit 1; }; \
+	ldconfig -p | grep -q libmpi.so || { echo "TensorRT-LLM needs Open MPI:" \
+		"sudo apt-get install libopenmpi-dev"; exit 1; }; \
+	$$python -m venv $(TRTLLM_VENV) || { rm -rf $(TRTLLM_VENV); \
+		echo "This needs Python's venv module: sudo apt-get install $$python-venv"; exit 1; }
+	$(TRTLLM_VENV)/bin/python -m pip install --upgrade pip setuptools wheel
+	$(TRTLLM_VENV)/bin/python -m pip install -r requirements-tensorrt-llm.txt
 	@touch $@
 
 # The browser tests drive Debian's Chromium.
