@@ -9,6 +9,7 @@ from time import perf_counter
 
 from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine
 from engines.building import Stage, run_stages
+from engines.checkpoint_build import checkpoint_stages
 from engines.checkpoints import needed_references
 from engines.config import EngineConfig
 from engines.environment import gigabytes
@@ -19,7 +20,6 @@ from engines.tensorrt_llm_backend.engine_plan import Role
 from engines.tensorrt_llm_backend.gpus import Gpu, check_gpus, visible_gpus
 from engines.tensorrt_llm_backend.installation import find_installation
 from engines.tensorrt_llm_backend.setup import Setup, setup_of
-from engines.transformers_backend.checkpoint_build import checkpoint_stages
 
 NAME = "tensorrt_llm"
 

@@ -9,11 +9,11 @@ from functools import partial
 
 from engines.base import Backend, BackendStatus, BuildProgress, Engine
 from engines.building import Stage, run_stages
+from engines.checkpoint_build import checkpoint_stages
 from engines.checkpoints import Reference, needed_references, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.store import EngineStore
-from engines.transformers_backend.checkpoint_build import checkpoint_stages
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
 INSTALL = "pip install -r requirements.txt"
