@@ -95,6 +95,9 @@ def child_lines(
                 yield line
         if process.wait() != 0:
             reason = sentence or last_line or f"exit status {process.returncode}"
+            if sentence is None and process.returncode < 0:
+                reason = _killed(-process.returncode)
+                reason += f"; its last line was: {last_line}" if last_line else ""
             raise EngineBuildError(f"{action}: {reason}")
     finally:
         kill()
@@ -109,6 +112,12 @@ def _read_lines(process: subprocess.Popen[str], lines: SimpleQueue[str | None]) 
             if line.strip():
                 lines.put(line.rstrip())
     lines.put(None)
+
+
+def _killed(signal_number: int) -> str:
+    """Return why a child is gone that nobody here has killed."""
+    why = " (perhaps memory ran out)" if signal_number == signal.SIGKILL else ""
+    return f"it was killed by signal {signal_number}{why}"
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:

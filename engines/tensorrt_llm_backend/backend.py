@@ -36,7 +36,7 @@ class TensorRTBackend(Backend):
         try:
             gpus = visible_gpus()
             installation = find_installation()
-            check_gpus(gpus, installation.version)
+            gpus = _usable(gpus, installation.version)
             find_installation(is_imported=True)
         except BackendUnavailableError as exc:
             return BackendStatus(NAME, usable=False, detail=str(exc))
@@ -89,6 +89,25 @@ class TensorRTBackend(Backend):
                     engine: Engine = ended.value
                     return engine
                 yield BuildProgress(1, 1, LOADING, perf_counter() - started, message=line)
+
+
+def _usable(gpus: tuple[Gpu, ...], version: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that it runs on: a machine may have another for its screen.
+
+    Raises:
+        BackendUnavailableError: It runs on none; the text is about the first.
+    """
+    usable, refusals = [], []
+    for gpu in gpus:
+        try:
+            check_gpus((gpu,), version)
+        except BackendUnavailableError as exc:
+            refusals.append(exc)
+        else:
+            usable.append(gpu)
+    if not usable:
+        raise refusals[0]
+    return tuple(usable)
 
 
 def _check(setup: Setup) -> Generator[str | None, None, None]:

@@ -7,9 +7,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 from engines.building import OFFLINE, build_into_store
-from engines.errors import EngineBuildError
+from engines.errors import EngineBuildError, translate_errors
 from engines.store import EngineStore, StoreEntry
-from engines.tensorrt_llm_backend.engine_plan import KIND, MISREAD, EnginePlan
+from engines.tensorrt_llm_backend.engine_plan import EnginePlan, misread_word
 from engines.tensorrt_llm_backend.error_texts import remedy_for, with_remedy
 from engines.tensorrt_llm_backend.gpus import only
 from engines.tensorrt_llm_backend.installation import Installation
@@ -19,14 +19,14 @@ SPEC = "build.json"
 ENGINE = "engine"  # the part of the lent folder that is kept
 LINK = "checkpoint"
 COMPARED = {  # what of an identity is named where an engine does not fit, and how
-    "tensorrt_llm": "TensorRT-LLM",
+    "tensorrt_llm": "by TensorRT-LLM",
     "gpu": "for the GPU",
     "dtype": "in",
-    "quantization": "with the quantization",
-    "tensor_parallel_size": "for this many GPUs:",
-    "max_seq_len": "with room for this many tokens:",
+    "quantization": "with quantization",
+    "tensor_parallel_size": "with tensor_parallel_size",
+    "max_seq_len": "for a number of tokens of",
     "max_draft_len": "with max_draft_len",
-    "gather_generation_logits": "gathering logits:",
+    "gather_generation_logits": "with gather_generation_logits",
     "checkpoint": "from",
 }
 
@@ -39,21 +39,26 @@ def build_lines(
     Raises:
         EngineBuildError: It failed, took too long, or is being built by somebody else.
     """
+    action = f"building the {plan.role} engine of {plan.name}"
 
     def command(folder: Path) -> list[str]:
         # The library looks for words in the path, so it gets one without any.
         link = folder / LINK
-        if word := next((word for word in MISREAD if word in str(link).lower()), None):
+        if word := misread_word(str(link)):
             raise EngineBuildError(
                 f"the path '{link}' holds '{word}', which TensorRT-LLM takes for a model of "
                 "that name: set SPECDEC_STORE to another folder"
             )
-        link.symlink_to(plan.checkpoint.resolve(), target_is_directory=True)
-        (folder / ENGINE).mkdir()
-        spec = plan.build_spec(link, folder / ENGINE, store.root / timing_cache(plan))
-        (folder / SPEC).write_text(json.dumps(spec), encoding="utf-8")
+        spec = plan.build_spec(link, folder / ENGINE, store.root / _timing_cache(plan))
+        with translate_errors(f"{action} in {folder}", {OSError: EngineBuildError}):
+            link.symlink_to(plan.checkpoint.resolve(), target_is_directory=True)
+            (folder / ENGINE).mkdir()
+            (folder / SPEC).write_text(json.dumps(spec), encoding="utf-8")
         return [installation.python, str(BUILD_SCRIPT), str(folder / SPEC)]
 
+    env = {**OFFLINE, **only(plan.devices[:1])}
+    if plan.needs_calibration:
+        del env["HF_HUB_OFFLINE"]  # it downloads a data set
     told = ""  # why, where the error itself does not say
     try:
         for line in build_into_store(
@@ -63,9 +68,9 @@ def build_lines(
             plan.identity,
             num_bytes=lambda: _weight_bytes(plan.checkpoint),
             command=command,
-            action=f"building the {plan.role} engine of {plan.name}",
+            action=action,
             result=ENGINE,
-            env={**OFFLINE, **only(plan.devices[:1])},
+            env=env,
             timeout_s=timeout_s,
         ):
             if line is not None and remedy_for(line):
@@ -81,6 +86,8 @@ def build_lines(
 def built_engine(plan: EnginePlan, store: EngineStore) -> StoreEntry | None:
     """Return a plan's engine, None where neither it nor one like it is built.
 
+    It may bear another name: its model's folder was renamed or copied since.
+
     Raises:
         EngineBuildError: It is damaged; or there is one of this model that does not fit, which is
             kept: an engine is built anew where a person asks for it.
@@ -88,10 +95,13 @@ def built_engine(plan: EnginePlan, store: EngineStore) -> StoreEntry | None:
     entry = store.find(plan.key)
     if entry is not None:
         return entry
-    for other in reversed(store.entries()):
+    others = store.entries()[::-1]  # the newest first
+    if renamed := next((other for other in others if other.identity == plan.identity), None):
+        return store.find(renamed.key)
+    for other in others:
         is_alike = all(
             other.identity.get(name) == plan.identity[name] for name in ("kind", "role")
-        ) and same_model(str(other.identity.get("checkpoint")), plan.identity["checkpoint"])
+        ) and _is_same_model(str(other.identity.get("checkpoint")), plan.identity["checkpoint"])
         if is_alike:
             raise EngineBuildError(
                 f"the {plan.role} engine of '{plan.name}' that is built does not fit: "
@@ -101,14 +111,14 @@ def built_engine(plan: EnginePlan, store: EngineStore) -> StoreEntry | None:
     return None
 
 
-def same_model(checkpoint: str, other: str) -> bool:
+def _is_same_model(checkpoint: str, other: str) -> bool:
     """Return whether two checkpoint identities are of one model: the revision may differ."""
     return checkpoint == other or (
         "@" in checkpoint and checkpoint.partition("@")[0] == other.partition("@")[0]
     )
 
 
-def timing_cache(plan: EnginePlan) -> str:
+def _timing_cache(plan: EnginePlan) -> str:
     """Return the name of the file in which builds of a kind of GPU share their measurements."""
     version, capability = plan.identity["tensorrt_llm"], plan.identity["compute_capability"]
     return f".timing-{version}-{capability}.cache"
@@ -116,11 +126,17 @@ def timing_cache(plan: EnginePlan) -> str:
 
 def _differences(entry: StoreEntry, plan: EnginePlan) -> str:
     parts = [
-        f"it is built {words} {entry.identity.get(name)}, and {plan.identity[name]} is needed"
+        f"it is built {words} {_said(entry.identity.get(name))}, and {_said(plan.identity[name])} "
+        "is needed"
         for name, words in COMPARED.items()
         if entry.identity.get(name) != plan.identity[name]
     ]
-    return "; ".join(parts) or f"its way of building has changed (kind {KIND})"
+    return "; ".join(parts) or "it is built by another version of this project"
+
+
+def _said(value: object) -> str:
+    """Return a value of an identity for people: a quantization by its name."""
+    return str(value["quant_algo"] if isinstance(value, dict) else value)
 
 
 def _weight_bytes(checkpoint: Path) -> int:

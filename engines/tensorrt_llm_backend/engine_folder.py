@@ -16,8 +16,6 @@ class EngineFolder:
     """A built engine."""
 
     path: Path
-    version: str  # of the TensorRT-LLM that built it
-    architecture: str
     dtype: str
     quant_algo: str | None
     vocab_size: int
@@ -54,9 +52,10 @@ def read_engine_folder(path: Path) -> EngineFolder:
         EngineBuildError: It cannot be read, or a part of the engine is missing.
     """
     damaged = dict.fromkeys(
-        (OSError, ValueError, KeyError, TypeError, AttributeError), EngineBuildError
+        (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError),
+        EngineBuildError,
     )
-    with translate_errors(f"the built engine in '{path}' is damaged, build it anew", damaged):
+    with translate_errors(f"the built engine '{path.name}' is damaged ({_anew(path)})", damaged):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         model, build = config["pretrained_config"], config["build_config"]
         verifies = build["speculative_decoding_mode"] == DRAFT_TOKENS_EXTERNAL
@@ -67,8 +66,6 @@ def read_engine_folder(path: Path) -> EngineFolder:
         bytes_per_value = 1 if quantization.get("kv_cache_quant_algo") else 2
         folder = EngineFolder(
             path=path,
-            version=str(config["version"]),
-            architecture=str(model["architecture"]),
             dtype=str(model["dtype"]),
             quant_algo=quantization.get("quant_algo"),
             vocab_size=int(model["vocab_size"]),
@@ -88,8 +85,8 @@ def read_engine_folder(path: Path) -> EngineFolder:
         for rank in range(folder.tensor_parallel_size):
             if not (path / f"rank{rank}.engine").is_file():
                 raise EngineBuildError(
-                    f"the built engine in '{path}' is damaged: rank{rank}.engine is missing; "
-                    "build it anew"
+                    f"the built engine '{path.name}' is damaged: rank{rank}.engine is missing; "
+                    f"{_anew(path)}"
                 )
     return folder
 
@@ -102,8 +99,8 @@ def check_target(folder: EngineFolder, *, max_draft_len: int) -> None:
     """
     if folder.max_draft_len < max_draft_len:
         raise EngineBuildError(
-            f"the target engine takes {folder.max_draft_len} drafts in a step, not "
-            f"{max_draft_len}: build it anew"
+            f"the target engine '{folder.path.name}' takes {folder.max_draft_len} drafts in a step,"
+            f" not {max_draft_len}: {_anew(folder.path)}"
         )
 
 
@@ -116,13 +113,13 @@ def check_limits(folder: EngineFolder, *, max_seq_len: int) -> None:
     longest = min(folder.max_seq_len, folder.max_num_tokens)
     if longest < max_seq_len:
         raise EngineBuildError(
-            f"the engine in '{folder.path}' holds {longest:,} tokens, and {max_seq_len:,} are "
-            "needed: build it anew"
+            f"the engine '{folder.path.name}' holds {longest:,} tokens, and {max_seq_len:,} are "
+            f"needed: {_anew(folder.path)}"
         )
     if not folder.has_paged_context_fmha:
         raise EngineBuildError(
-            f"the engine in '{folder.path}' is built without paged context FMHA, without which "
-            "drafts cannot be verified: build it anew"
+            f"the engine '{folder.path.name}' is built without paged context FMHA, without which "
+            f"drafts cannot be verified: {_anew(folder.path)}"
         )
 
 
@@ -135,11 +132,16 @@ def check_logits(target: EngineFolder, draft: EngineFolder) -> None:
     for role, folder in (("target", target), ("draft", draft)):
         if not folder.gathers_logits:
             raise EngineBuildError(
-                f"the {role} engine does not gather its logits: build it anew with acceptance "
-                "'logits'"
+                f"the {role} engine '{folder.path.name}' does not gather its logits: "
+                f"{_anew(folder.path)}, with acceptance 'logits'"
             )
     if target.padded_vocab_size != draft.padded_vocab_size:
         raise EngineBuildError(
             f"the target's logits are {target.padded_vocab_size:,} wide and the draft's "
             f"{draft.padded_vocab_size:,}: set acceptance to 'tokens' (greedy decoding only)"
         )
+
+
+def _anew(path: Path) -> str:
+    """Return the remedy: a build leaves alone what the store takes for whole."""
+    return f"remove it with 'python -m engines engines remove {path.name}' and build it again"

@@ -18,7 +18,7 @@ from engines.errors import (
     translate_errors,
 )
 from engines.store import engine_key
-from engines.tensorrt_llm_backend.gpus import Gpu, check_gpus, chosen
+from engines.tensorrt_llm_backend.gpus import Gpu, chosen
 from engines.tensorrt_llm_backend.installation import Installation
 
 KIND = "tensorrt_llm engine"
@@ -54,7 +54,14 @@ class EnginePlan:
 
     @property
     def key(self) -> str:
-        return engine_key(f"{self.name} {self.role}", self.identity)
+        """Return the store's key: a part of the path that the library reads the model from."""
+        name = "model" if misread_word(self.name) else self.name
+        return engine_key(f"{name} {self.role}", self.identity)
+
+    @property
+    def needs_calibration(self) -> bool:
+        quantization = self.identity["quantization"]
+        return quantization is not None and bool(quantization["needs_calibration"])
 
     @property
     def title(self) -> str:
@@ -97,8 +104,12 @@ def engine_plan(
     options = config.tensorrt_llm
     is_target = role == "target"
     devices = devices_of(config, role)
-    used = chosen(gpus, devices)
-    check_gpus(used, installation.version)
+    gpu, *others = chosen(gpus, devices)
+    if other := next((other for other in others if other.name != gpu.name), None):
+        raise BackendUnavailableError(
+            f"GPUs of two kinds ({gpu.name}, {other.name}) cannot share an engine: name others in "
+            f"{'devices' if is_target else 'draft_devices'}"
+        )
     model = model_config(checkpoint, reference.name)
     _check_model(model, reference.name, size=len(devices), max_seq_len=options.max_seq_len)
     identity = {
@@ -113,10 +124,15 @@ def engine_plan(
         "max_seq_len": engine_seq_len(options.max_seq_len, options.max_draft_len, role),
         "gather_generation_logits": options.acceptance == "logits",
         "tensorrt_llm": installation.version,
-        "gpu": used[0].name,
-        "compute_capability": used[0].compute_capability,
+        "gpu": gpu.name,
+        "compute_capability": gpu.compute_capability,
     }
     return EnginePlan(role, reference.name, checkpoint, identity, devices)
+
+
+def misread_word(path: str) -> str | None:
+    """Return the word in a path by which the library takes a model for another, None without."""
+    return next((word for word in MISREAD if word in path.lower()), None)
 
 
 def engine_seq_len(max_seq_len: int, max_draft_len: int, role: Role) -> int:
@@ -177,7 +193,7 @@ def quantization_of(config: EngineConfig, checkpoint: Path) -> dict[str, Any] | 
             "quant_algo": algorithm,
             "kv_cache_quant_algo": ready_made.get("kv_cache_quant_algo"),
             "exclude_modules": ready_made.get("exclude_modules"),
-            "is_ready_made": True,
+            "needs_calibration": False,
         }
     if "quantization_config" in model_config(checkpoint, checkpoint.name):
         raise ModelLoadError(
@@ -185,9 +201,9 @@ def quantization_of(config: EngineConfig, checkpoint: Path) -> dict[str, Any] | 
             "use the model in 16 bits, or an FP8 folder of NVIDIA's"
         )
     if asked in CALIBRATED:
-        return {"quant_algo": CALIBRATED[asked], "is_ready_made": False}
+        return {"quant_algo": CALIBRATED[asked], "needs_calibration": True}
     if asked in WEIGHT_ONLY:
-        return {"quant_algo": WEIGHT_ONLY[asked], "is_ready_made": True}
+        return {"quant_algo": WEIGHT_ONLY[asked], "needs_calibration": False}
     return None
 
 
@@ -257,8 +273,11 @@ def _check_model(model: Mapping[str, Any], name: str, *, size: int, max_seq_len:
             f"{', '.join(ARCHITECTURES)}, or the PyTorch flow"
         )
     heads, kv_heads = (model.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
-    for kind, number in (("attention", heads), ("key/value", kv_heads or heads)):
-        if isinstance(number, int) and max(number, size) % min(number, size):
+    for kind, number, can_be_copied in (
+        ("attention", heads, False),
+        ("key/value", kv_heads or heads, True),
+    ):
+        if isinstance(number, int) and number % size and not (can_be_copied and size % number == 0):
             raise ModelLoadError(
                 f"'{name}' has {number} {kind} heads, which {size} GPUs cannot share: use a tensor "
                 "parallel size that divides them"

@@ -13,7 +13,8 @@ REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("paged context FMHA",),
-        "the engine cannot verify drafts: build it anew, in bfloat16 or in FP8 with an FP8 cache",
+        "drafts cannot be verified without: build the engine in bfloat16, or in FP8 with an FP8 "
+        "cache",
     ),
     (
         ("exceeds the engine or specified limit",),
@@ -52,13 +53,25 @@ REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
             "incompatible device",
             "engine plan file",
         ),
-        "the engine was built by another TensorRT-LLM or for another GPU: build it anew",
+        "the engine is damaged, or of another TensorRT-LLM or GPU: remove it with 'python -m "
+        "engines engines remove' and build it again",
     ),
     (
         ("libmpi", "MPI_Init", "mpi4py", "ORTE", "PMIX"),
         "Open MPI is missing or broken: on Debian, 'sudo apt-get install libopenmpi-dev'",
     ),
     (("libpython",), "its Python needs the shared library: on Debian, install libpython3-dev"),
+    (
+        ("import did not end within",),
+        "MPI, which it starts, may wait for a network: run python -c 'import tensorrt_llm' in a "
+        "terminal, and Ctrl-C shows where it waits",
+    ),
+    (("it did not end within",), "allow it longer with build_timeout_s"),
+    (
+        ("Couldn't reach", "ConnectionError"),
+        "calibration downloads the library's data set: let it reach the Hub, or use an FP8 folder "
+        "of NVIDIA's",
+    ),
 )
 
 
@@ -72,4 +85,4 @@ def remedy_for(text: str) -> str | None:
 def with_remedy(text: str) -> str:
     """Return an error's text, and behind it what to do where that is known."""
     remedy = remedy_for(text)
-    return text if remedy is None else f"{text.rstrip('.')}; {remedy}"
+    return text if remedy is None else f"{text.rstrip('. ')}; {remedy}"

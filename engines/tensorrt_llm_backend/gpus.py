@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from engines.errors import BackendUnavailableError
 from engines.tensorrt_llm_backend.installation import release_of
@@ -21,8 +22,10 @@ QUERY = (
     "compute_mode",
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+COMPATIBILITY = Path("/usr/local/cuda/compat")  # in NVIDIA's images, for older drivers
 TIMEOUT_S = 20.0
 MIN_COMPUTE_CAPABILITY = (8, 0)
+EXCLUSIVE_MODES = ("Exclusive_Thread", "Exclusive_Process", "Prohibited")
 MIB = 1024 * 1024
 # The least driver, by the first TensorRT-LLM that needs it: CUDA 12 until 1.1, 13 since.
 MIN_DRIVERS = (((1, 2), 580), ((0,), 525))
@@ -62,12 +65,17 @@ def visible_gpus() -> tuple[Gpu, ...]:
             timeout=TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise BackendUnavailableError(f"the NVIDIA driver does not answer: {exc}") from exc
-    if answer.returncode != 0:
-        said = (answer.stdout + answer.stderr).strip().partition("\n")[0]
+    except subprocess.TimeoutExpired as exc:
         raise BackendUnavailableError(
-            f"the NVIDIA driver shows no GPU: {said or 'no reason given'}"
+            f"the NVIDIA driver did not answer within {TIMEOUT_S:.0f} s: look at '{program}'"
+        ) from exc
+    except OSError as exc:
+        raise BackendUnavailableError(f"'{program}' cannot be run: {exc.strerror}") from exc
+    if answer.returncode != 0:
+        said = (answer.stdout + answer.stderr).strip().partition("\n")[0] or "no reason given"
+        raise BackendUnavailableError(
+            f"the NVIDIA driver shows no GPU ({said}): look at 'nvidia-smi', and update "
+            f"a driver before {MIN_DRIVERS[-1][1]}"
         )
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
     gpus = _visible([row for row in rows if len(row) == len(QUERY)])
@@ -92,15 +100,16 @@ def check_gpus(gpus: tuple[Gpu, ...], version: str) -> None:
         if release_of(gpu.compute_capability) < MIN_COMPUTE_CAPABILITY:
             raise BackendUnavailableError(
                 f"the {gpu.name} has compute capability {gpu.compute_capability}, and TensorRT-LLM "
-                "needs 8.0 (Ampere) or newer: use the transformers back end"
+                "needs 8.0 (Ampere) or newer: name another GPU in devices, or use the transformers "
+                "back end"
             )
         if gpu.is_exclusive:
             raise BackendUnavailableError(
-                f"the {gpu.name} is in an exclusive compute mode, in which loading hangs: set it "
-                "free with 'sudo nvidia-smi -c DEFAULT'"
+                f"the {gpu.name} is in a compute mode that lets no two processes share it, in "
+                "which loading hangs: set it free with 'sudo nvidia-smi -c DEFAULT'"
             )
         needed = next(driver for since, driver in MIN_DRIVERS if release_of(version) >= since)
-        if release_of(gpu.driver) < (needed,):
+        if release_of(gpu.driver) < (needed,) and not COMPATIBILITY.is_dir():
             raise BackendUnavailableError(
                 f"the NVIDIA driver is {gpu.driver}, and TensorRT-LLM {version} needs {needed} or "
                 "newer: update the driver, or use the transformers back end"
@@ -117,7 +126,8 @@ def chosen(gpus: tuple[Gpu, ...], devices: tuple[int, ...]) -> tuple[Gpu, ...]:
     for device in devices:
         if device not in by_index:
             raise ValueError(
-                f"device {device} is not here: visible are {', '.join(map(str, by_index))}"
+                f"devices need GPU {device}, and visible are {', '.join(map(str, by_index))}: name "
+                "those, or share the model among fewer"
             )
     return tuple(by_index[device] for device in devices)
 
@@ -160,7 +170,7 @@ def _gpu(index: int, row: list[str]) -> Gpu:
         total_bytes=_bytes(total),
         free_bytes=_bytes(free),
         driver=driver,
-        is_exclusive=mode not in ("Default", "[N/A]", "[Not Supported]"),
+        is_exclusive=mode in EXCLUSIVE_MODES,
     )
 
 

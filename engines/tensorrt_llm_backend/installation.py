@@ -10,24 +10,27 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from engines.child import PROJECT_ROOT, kill_tree
 from engines.errors import BackendUnavailableError
+from engines.tensorrt_llm_backend.error_texts import remedy_for
 from engines.tensorrt_llm_backend.runtime.probe import MARK
 
 PYTHON_VARIABLE = "SPECDEC_TRTLLM_PYTHON"
+MADE = PROJECT_ROOT / ".venv-trtllm" / "bin" / "python"  # by `make trtllm`
 PROBE = Path(__file__).parent / "runtime" / "probe.py"
 ANSWER_TIMEOUT_S = 20.0  # to say what is installed
 IMPORT_TIMEOUT_S = 180.0  # to import it: a cold disk is slow
 VERSION = "1.2.1"  # the last stable one that builds engines: what `make trtllm` installs
 PYTHONS = ("3.12", "3.10")  # that it has wheels for
 MACHINES = ("x86_64", "aarch64")
-IMAGE = f"nvcr.io/nvidia/tensorrt-llm/release:{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ def release_of(version: str) -> tuple[int, ...]:
 def interpreter(option: str | None = None) -> str:
     """Return the interpreter to ask: the option, the environment variable, or this one.
 
+    Where this one has no TensorRT-LLM, it is the one that `make trtllm` has made, if any.
+
     Raises:
         BackendUnavailableError: What is named is no program.
     """
@@ -77,13 +82,15 @@ def interpreter(option: str | None = None) -> str:
         (PYTHON_VARIABLE, os.environ.get(PYTHON_VARIABLE)),
     ):
         if named:
-            found = shutil.which(Path(named).expanduser())
+            found = shutil.which(os.path.expanduser(named))
             if found is None:
                 raise BackendUnavailableError(
                     f"{source} names '{named}', which is no program: name the Python that has "
                     "TensorRT-LLM"
                 )
             return found
+    if find_spec("tensorrt_llm") is None and MADE.is_file():
+        return str(MADE)
     return sys.executable
 
 
@@ -105,8 +112,8 @@ def find_installation(option: str | None = None, *, is_imported: bool = False) -
         )
     if error := facts.get("import_error"):
         raise BackendUnavailableError(
-            f"TensorRT-LLM {facts['tensorrt_llm']} cannot be imported by '{python}' ({error})"
-            f"{_import_remedy(error)}"
+            f"'{python}' cannot import TensorRT-LLM {facts['tensorrt_llm']} ({error}): "
+            f"{remedy_for(error) or how_to_install()}"
         )
     return Installation(
         python=python,
@@ -126,7 +133,7 @@ def how_to_install() -> str:
             f"it runs on Linux ({' and '.join(MACHINES)}) with an NVIDIA GPU, not on "
             f"{platform.system()} {platform.machine()}; the transformers back end runs here"
         )
-    python = next((name for name in PYTHONS if shutil.which(f"python{name}")), None)
+    python = next((name for name in PYTHONS if _runs(f"python{name}")), None)
     container = (
         "docker build -t specdec-trtllm . && docker run --rm -it --ipc host --gpus all "
         "--network host --ulimit memlock=-1 --ulimit stack=67108864 specdec-trtllm"
@@ -139,52 +146,54 @@ def how_to_install() -> str:
     return f"run 'make trtllm' (it takes python{python}), or use the container: {container}"
 
 
-def _import_remedy(error: str) -> str:
-    if "libpython" in error:
-        return ": its Python needs the shared library; on Debian, install libpython3-dev"
-    if "libmpi" in error or "mpi4py" in error:
-        return ": install Open MPI, on Debian with 'sudo apt-get install libopenmpi-dev'"
-    return f": {how_to_install()}"
+def _runs(program: str) -> bool:
+    """Return whether a Python runs: one that a version manager merely names does not."""
+    if shutil.which(program) is None:
+        return False
+    try:
+        command = [program, "-c", ""]
+        answer = subprocess.run(command, capture_output=True, timeout=ANSWER_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0
 
 
 def _ask(python: str, *, is_imported: bool) -> dict[str, Any]:
     """Return all that the probe has said, also where it did not come to an end."""
     command = [python, str(PROBE), *(["--import"] if is_imported else [])]
     timeout_s = IMPORT_TIMEOUT_S if is_imported else ANSWER_TIMEOUT_S
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as exc:
-        raise BackendUnavailableError(f"'{python}' cannot be run: {exc.strerror}") from exc
-    is_late = False
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        is_late = True
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    lines = output.splitlines()
+    # A file, not a pipe: what the import starts may hold a pipe open for ever.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise BackendUnavailableError(f"'{python}' cannot be run: {exc.strerror}") from exc
+        try:
+            process.wait(timeout_s)
+            end = f"its process ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            end = f"{'its import' if is_imported else 'it'} did not end within {timeout_s:.0f} s"
+        finally:
+            kill_tree(process)
+        output.seek(0)
+        lines = [line for line in output.read().splitlines() if line.strip()]
     facts: dict[str, Any] = {}
     for line in lines:
         if line.startswith(MARK):
             facts |= json.loads(line.removeprefix(MARK))
+    said = [line for line in lines if not line.startswith(MARK)]
+    if said:
+        end += f", and the last it said was: {said[-1]}"
     if "tensorrt_llm" not in facts:
-        said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        late = f" within {timeout_s:.0f} s" if is_late else ""
         raise BackendUnavailableError(
-            f"'{python}' did not answer{late} (it said: {said}): name a Python 3.10 or newer"
+            f"'{python}' did not say what it has ({end}): name a Python 3.10 or newer"
         )
-    if is_late:
-        facts["import_error"] = (
-            f"no end of it within {timeout_s:.0f} s; it starts MPI, which may wait for a network"
-        )
-    elif is_imported and facts["tensorrt_llm"] and "draft_target_fields" not in facts:
-        facts.setdefault("import_error", f"its process ended with status {process.returncode}")
+    if is_imported:
+        facts.setdefault("import_error", end)
     return facts

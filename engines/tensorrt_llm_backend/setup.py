@@ -38,10 +38,12 @@ class Setup:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Return the numbers of the GPUs in use."""
+        """Return the numbers of the GPUs in use. A launcher may bring those of other machines."""
         roles: list[Role] = ["target"] if self.flow == "pytorch" else list(self.references)
-        used = (device for role in roles for device in devices_of(self.config, role))
-        return tuple(dict.fromkeys(used))
+        used = dict.fromkeys(device for role in roles for device in devices_of(self.config, role))
+        if self.config.tensorrt_llm.launcher:
+            return tuple(device for device in used if device < len(self.gpus))
+        return tuple(used)
 
     def used_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs in use, with what is free there now."""
@@ -71,12 +73,16 @@ class Setup:
         )
 
     def worker(self) -> Worker:
-        """Return a worker, not started yet. It sees the GPUs in use, numbered from 0."""
+        """Return a worker, not started yet. It sees the GPUs in use, numbered from 0.
+
+        What a launcher starts sees what the launcher lets it.
+        """
+        launcher = self.config.tensorrt_llm.launcher
         return Worker(
             self.installation.python,
             logs=self.store.root / LOGS,
-            launcher=self.config.tensorrt_llm.launcher,
-            env=only(self.devices),
+            launcher=launcher,
+            env={} if launcher else only(self.devices),
         )
 
     def worker_devices(self, role: Role) -> list[int] | None:
@@ -103,7 +109,7 @@ def setup_of(config: EngineConfig, store: EngineStore) -> Setup:
     gpus = visible_gpus()  # first: without one there is nothing to install
     installation = find_installation(config.tensorrt_llm.python)
     setup = Setup(config, store, installation, gpus, _flow(config, installation), references)
-    check_gpus(setup.used_gpus(), installation.version)
+    check_gpus(chosen(gpus, setup.devices), installation.version)
     return setup
 
 

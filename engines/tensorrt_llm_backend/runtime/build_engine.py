@@ -1,8 +1,8 @@
 """Runs in TensorRT-LLM's interpreter: builds one engine from a Hugging Face folder, and ends.
 
 `python build_engine.py SPEC`, a JSON file. With `--checkpoint FOLDER` it writes what trtllm-build
-reads instead. Standard library and TensorRT-LLM only. It prints what
-the library logs; a failure ends in one line behind `error: `.
+reads instead. Standard library and TensorRT-LLM only. It prints what the library logs; a failure
+ends in one line behind `error: `.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def build_ranks(spec: dict[str, Any]) -> None:
         model = load(spec, Mapping(world_size=size, rank=rank, tp_size=size))
         say(f"rank {rank + 1} of {size}: building the engine")
         engine = build(model, build_config(spec))
+        keep_timings(spec)
         say(f"rank {rank + 1} of {size}: saving the engine")
         engine.save(spec["output"])
         del model, engine
@@ -82,7 +83,7 @@ def load(spec: dict[str, Any], mapping: Any) -> Any:
         if quantization.get("exclude_modules"):
             given["exclude_modules"] = list(quantization["exclude_modules"])
         quant_config = QuantConfig(**given)
-    if quantization is not None and not quantization["is_ready_made"]:
+    if quantization is not None and quantization["needs_calibration"]:
         model_class = AutoModelForCausalLM.get_trtllm_model_class(
             checkpoint, trust_remote_code=False
         )
@@ -130,8 +131,19 @@ def build_config(spec: dict[str, Any]) -> Any:
         gather_generation_logits=spec["gather_generation_logits"],
         plugin_config=PluginConfig(**plugins),
         input_timing_cache=cache if os.path.isfile(cache) else None,
-        output_timing_cache=cache,
+        output_timing_cache=new_timings(spec),
     )
+
+
+def new_timings(spec: dict[str, Any]) -> str:
+    """Return the file that a build writes its measurements to."""
+    return f"{spec['output']}-timing.cache"
+
+
+def keep_timings(spec: dict[str, Any]) -> None:
+    """Let them take the place of the shared file at one stroke: other builds may read it now."""
+    if os.path.isfile(new_timings(spec)):
+        os.replace(new_timings(spec), spec["timing_cache"])
 
 
 def check_built(folder: str) -> None:
@@ -140,8 +152,7 @@ def check_built(folder: str) -> None:
         plugins = json.load(file)["build_config"]["plugin_config"]
     if not plugins.get("use_paged_context_fmha"):
         raise RuntimeError(
-            "the library has switched paged context FMHA off for this quantisation and GPU, and "
-            "drafts cannot be verified without: use bfloat16, or FP8 weights with an FP8 cache"
+            "the library has switched paged context FMHA off for this quantization and GPU"
         )
 
 

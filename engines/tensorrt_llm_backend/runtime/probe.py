@@ -23,8 +23,8 @@ def main() -> None:
     parser.add_argument("--import", dest="is_imported", action="store_true")
     args = parser.parse_args()
     say(installed())
-    if args.is_imported:
-        say(imported())
+    if args.is_imported and find_spec("tensorrt_llm"):
+        say({"import_error": import_error()})
 
 
 def say(facts: dict[str, Any]) -> None:
@@ -44,7 +44,6 @@ def installed() -> dict[str, Any]:
     has_tensorrt = find_spec("tensorrt") is not None
     return {
         "python": platform.python_version(),
-        "machine": platform.machine(),
         "tensorrt_llm": version("tensorrt_llm"),
         "torch": version("torch"),
         "runs_engines": has_tensorrt and has("runtime", "model_runner_cpp.py"),
@@ -53,15 +52,13 @@ def installed() -> dict[str, Any]:
     }
 
 
-def imported() -> dict[str, Any]:
-    """Import the library, and return what only an import can tell."""
+def import_error() -> str | None:
+    """Import the library, and return why that fails, None where it does not."""
     try:
-        import tensorrt_llm.llmapi as llmapi
-
-        fields = llmapi.DraftTargetDecodingConfig.model_fields
+        import tensorrt_llm  # noqa: F401
     except Exception as exc:  # whatever it is, it is the answer
-        return {"import_error": f"{type(exc).__name__}: {exc}"}
-    return {"draft_target_fields": sorted(fields)}
+        return f"{type(exc).__name__}: {exc}".partition("\n")[0]
+    return None
 
 
 def version(package: str) -> str | None:
