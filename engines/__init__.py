@@ -3,7 +3,7 @@
 Read in this order: `events`, `base`, `rejection`, `speculative`, `generation`, `benchmark`.
 """
 
-from engines.backends import BACKENDS
+from engines.backends import BACKENDS, create_backend
 from engines.base import LOADING, WAITING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
@@ -27,6 +27,7 @@ from engines.config import (
     MAX_NUM_DRAFT_TOKENS,
     Acceptance,
     DraftKind,
+    DTypeName,
     EngineConfig,
     Flow,
     GenerationRequest,
@@ -76,6 +77,7 @@ __all__ = [
     "BackendStatus",
     "BuildProgress",
     "Comparison",
+    "DTypeName",
     "DraftKind",
     "Engine",
     "EngineConfig",
@@ -111,6 +113,7 @@ __all__ = [
     "WarmUp",
     "check_prompt",
     "comparison_of",
+    "create_backend",
     "doctor",
     "published_figures",
     "read_recording",

@@ -145,8 +145,12 @@ class Backend(ABC):
     builds_on_device = False  # a build needs the memory that a loaded engine takes
 
     @abstractmethod
-    def probe(self) -> BackendStatus:
-        """Say whether it can be used here, without loading a model. Never raises."""
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
+        """Say whether it can be used here, without loading a model. Never raises.
+
+        Args:
+            config: Its options say where to look; None: at the usual place.
+        """
 
     @abstractmethod
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
@@ -105,6 +106,10 @@ class TensorRTOptions:
             _require_number(name, getattr(self, name), 1, high, f"use 1 to {high}", whole=True)
         for name in ("build_timeout_s", "start_timeout_s", "step_timeout_s"):
             _require_number(name, getattr(self, name), 0.1, 86400, "use seconds, up to a day")
+        try:
+            shlex.split(self.launcher)
+        except ValueError as exc:
+            raise ValueError(f"launcher is {self.launcher!r}: close its quotes") from exc
         for name, size in (
             ("devices", self.tensor_parallel_size),
             ("draft_devices", self.draft_tensor_parallel_size),

@@ -1,1 +1,1 @@
-"""The Gradio page. Read in this order: `state`, `highlight`, `handlers`, `layout`."""
+"""The Gradio page. Read in this order: `state`, `highlight`, `views`, `handlers`, `layout`."""

@@ -16,13 +16,13 @@ from engines import (
     WAITING,
     BuildProgress,
     DraftKind,
-    EngineConfig,
     EngineSlot,
     doctor,
     resolve_draft,
 )
-from specdec_ui.handlers import USER_ERRORS, running_text, stream_run, throttled
-from specdec_ui.state import RunForm, RunState
+from specdec_ui.handlers import stream_run, throttled
+from specdec_ui.state import RunForm, RunState, engine_config
+from specdec_ui.views import USER_ERRORS, running_text
 
 CONCURRENCY_ID = "engine"  # whatever touches the device waits in one queue
 
@@ -68,6 +68,8 @@ def add_endpoints(slot: EngineSlot) -> None:
             chat_template: bool = True,
             backend: str = "transformers",
             repeats: int = 1,
+            dtype: str = "auto",
+            tensorrt_llm: dict[str, Any] | None = None,
         ) -> Iterator[dict[str, Any]]:
             # What is left open is chosen as the page does; the rest is judged with the form.
             chosen_draft, kind = resolve_draft(target, draft, cast(DraftKind | None, draft_kind))
@@ -89,18 +91,24 @@ def add_endpoints(slot: EngineSlot) -> None:
                     seed=seed,
                     baseline=baseline,
                     repeats=repeats,
+                    dtype=dtype,
+                    tensorrt_llm=tensorrt_llm or {},
                 )
             )
 
         return generate
 
     def build(
-        target: str = BUNDLED, draft: str = "", backend: str = "transformers"
+        target: str = BUNDLED,
+        draft: str = "",
+        backend: str = "transformers",
+        dtype: str = "auto",
+        tensorrt_llm: dict[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Build a pair into the engine store, yielding progress."""
         with as_page_error():
             chosen_draft, _ = resolve_draft(target, draft, None)
-            config = EngineConfig(backend=backend, target=target, draft=chosen_draft)
+            config = engine_config(backend, target, chosen_draft, dtype, tensorrt_llm or {})
             with closing(slot.build(config)) as progress:
                 for item in progress:
                     yield _progress(item)

@@ -25,10 +25,10 @@ from specdec_ui import theme
 from specdec_ui.api import CONCURRENCY_ID, add_endpoints
 from specdec_ui.charts import latency_figure
 from specdec_ui.handlers import (
-    View,
     forget,
     on_build,
     on_fault,
+    on_probe,
     on_run,
     on_stop,
     on_stopped,
@@ -37,7 +37,7 @@ from specdec_ui.handlers import (
 )
 from specdec_ui.highlight import legend_html
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
-from specdec_ui.state import DRAFTS, RunForm, RunState, Session, TuneForm
+from specdec_ui.state import DRAFTS, TENSORRT_LLM, RunForm, RunState, Session, TuneForm
 from specdec_ui.summary import (
     expectation_html,
     figures_html,
@@ -45,11 +45,21 @@ from specdec_ui.summary import (
     status_html,
     verdict_html,
 )
+from specdec_ui.tensorrt_part import TensorRTPart, choose_backend, commands_part, tensorrt_part
+from specdec_ui.theme import own_html
+from specdec_ui.views import View
 
 TITLE = "SpecDec Playground"
-LIVE = "(session) => { window.specdec.live(); return session; }"
 # How events that need no engine are called: without the queue, unseen by API clients
 AT_ONCE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+LIVE = "(session) => { window.specdec.live(); return session; }"
+# Looking for a back end takes long and needs no engine: a run that goes on does not hold it up
+PROBING: dict[str, Any] = {
+    "show_progress": "hidden",
+    "api_visibility": "private",
+    "concurrency_id": "probe",
+    "concurrency_limit": 1,
+}
 CACHE_LIFE_S = (3600, 24 * 3600)  # how often exported files are looked through, how old they get
 INTRODUCTION = (
     f"# {TITLE}\n"
@@ -91,10 +101,10 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         tuning: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
         gr.Markdown(INTRODUCTION)
-        outputs["verdict"] = _html(verdict_html(recorded.record, whose="recorded run"))
+        outputs["verdict"] = own_html(verdict_html(recorded.record, whose="recorded run"))
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
-                _pair(controls, outputs, defaults)
+                tensorrt = _pair(controls, outputs, defaults)
                 _tuning(tuning, outputs)
                 _settings(controls)
             with gr.Column(scale=3, min_width=480):
@@ -104,7 +114,7 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
                     outputs["stop"] = gr.Button(
                         "Stop", variant="stop", interactive=False, elem_id="sd-stop"
                     )
-                outputs["status"] = _html(
+                outputs["status"] = own_html(
                     status_html("Below is a recorded run. Run starts your own.")
                 )
                 _lanes(outputs, recorded)
@@ -116,15 +126,20 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
                 )
             with gr.Column(min_width=320):
                 gr.Markdown("### Figures")
-                outputs["figures"] = _html(figures_html(recorded.record))
+                outputs["figures"] = own_html(figures_html(recorded.record))
                 outputs["export"] = gr.DownloadButton(
                     "Export this run (JSON Lines)", value=str(FIRST_RECORDING)
                 )
+        commands, outputs["commands"] = commands_part(defaults.backend)
         # Shared: what is tuned is the pair's target, and the pair gets the draft.
         tuning["target"] = controls["target"]
         outputs |= {name: controls[name] for name in ("draft_kind", "draft")}
         outputs |= {name: tuning[name] for name in ("output", "resume")}
         _wire(slot, controls, tuning, outputs)
+        looked_for = [controls["backend"], controls["python"]]
+        _wire_backend(looked_for, tensorrt, commands)
+        if defaults.backend == TENSORRT_LLM:
+            app.load(on_probe, looked_for, tensorrt.note, **PROBING)
         add_endpoints(slot)
         app.load(None, js="() => window.specdec.replay()")
     return app
@@ -143,19 +158,18 @@ def launch_options() -> dict[str, Any]:
     }
 
 
-def _html(value: str, **options: Any) -> gr.HTML:
-    """Return HTML of ours, styled by our style sheet alone."""
-    return gr.HTML(value, apply_default_css=False, elem_classes="sd-html", **options)
-
-
-def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults) -> None:
+def _pair(
+    controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults
+) -> TensorRTPart:
     gr.Markdown("### Pair and engine")
     controls["backend"] = gr.Dropdown(
         list(BACKENDS),
         value=defaults.backend,
         label="Back end",
-        info="What runs the models. transformers is PyTorch, on CUDA where there is a GPU.",
+        info="What runs the models. transformers is PyTorch, on CUDA where there is a GPU; "
+        "tensorrt_llm is NVIDIA's library, for one of its GPUs or several.",
     )
+    tensorrt = tensorrt_part(controls, defaults.backend)
     controls["target"] = gr.Textbox(
         defaults.target,
         label="Target",
@@ -177,10 +191,11 @@ def _pair(controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefau
     )
     outputs["build"] = gr.Button("Build", elem_id="sd-build")
     with gr.Accordion("Build log", open=False):
-        outputs["build_log"] = _html(
+        outputs["build_log"] = own_html(
             "<p class='sd-note'>Building fetches, verifies and converts a pair once. "
             "Run does it by itself where it is needed.</p>"
         )
+    return tensorrt
 
 
 def _tuning(tuning: dict[str, Any], outputs: dict[str, Any]) -> None:
@@ -221,15 +236,15 @@ def _tuning(tuning: dict[str, Any], outputs: dict[str, Any]) -> None:
                 min_width=110,
             )
         outputs["tune"] = gr.Button("Tune", elem_id="sd-tune")
-        _html(
+        own_html(
             "<p class='sd-note'>Stop, the button beside Run, ends it, and so does closing this "
             "page. What is done so far is kept.</p>"
         )
-        outputs["phases"] = _html(phases_html(None))
+        outputs["phases"] = own_html(phases_html(None))
         outputs["curve"] = gr.Plot(
             visible=False, show_label=False, elem_classes="sd-chart", elem_id="sd-curve"
         )
-        outputs["tune_log"] = _html("", elem_id="sd-tune-log")
+        outputs["tune_log"] = own_html("", elem_id="sd-tune-log")
 
 
 def _choose(example: Example) -> tuple[str, str]:
@@ -254,7 +269,7 @@ def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
     )
     with gr.Row():
         buttons = [gr.Button(example.kind, size="sm", min_width=70) for example in EXAMPLES]
-    expectation = _html(expectation_html(EXAMPLES[0]))
+    expectation = own_html(expectation_html(EXAMPLES[0]))
     controls["prompt"].input(str, outputs=expectation, **AT_ONCE)
     for button, example in zip(buttons, EXAMPLES, strict=True):
         button.click(
@@ -309,12 +324,12 @@ def _settings(controls: dict[str, Any]) -> None:
 
 
 def _lanes(outputs: dict[str, Any], recorded: RunState) -> None:
-    _html(legend_html())
+    own_html(legend_html())
     with gr.Row(equal_height=True):
         for side, name in theme.SIDE_NAMES.items():
             with gr.Column(min_width=280):
                 # The wrapper lives in the template, so that the value itself only ever grows.
-                outputs[side] = _html(
+                outputs[side] = own_html(
                     recorded.lanes[side].html,
                     html_template=(
                         f"<section class='sd-lane sd-{side}'><h3>{name}</h3>"
@@ -376,3 +391,12 @@ def _wire(
         [controls["draft"], controls["num_draft_tokens"]],
         **AT_ONCE,
     )
+
+
+def _wire_backend(looked_for: list[Any], tensorrt: TensorRTPart, commands: gr.Accordion) -> None:
+    backend, python = looked_for
+    shown = [tensorrt.panel, commands, tensorrt.note]
+    for chosen in (backend.change, python.submit, python.blur):
+        chosen(choose_backend, backend, shown, **AT_ONCE).then(
+            on_probe, looked_for, tensorrt.note, **PROBING
+        )

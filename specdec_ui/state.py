@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from engines import (
     MAX_REPEATS,
     SIDES,
+    BuildProgress,
     DraftKind,
     EngineConfig,
     GenerationRequest,
@@ -21,18 +24,35 @@ from engines import (
     SamplingParams,
     Side,
     Step,
+    TensorRTOptions,
+    WarmUp,
     check_prompt,
     distill,
 )
 from specdec_ui.highlight import step_html
 
 DRAFTS = "~/specdec-drafts"  # holds the drafts whose folder nobody has named
+TENSORRT_LLM = "tensorrt_llm"  # the back end that has options of its own
+# Those of its options that the page has controls for, in their order there
+TENSORRT_FIELDS = (
+    "flow",
+    "quantization",
+    "max_draft_len",
+    "max_seq_len",
+    "acceptance",
+    "tensor_parallel_size",
+    "devices",
+    "draft_tensor_parallel_size",
+    "draft_devices",
+    "python",
+    "launcher",
+)
 MAX_LOSSES = 200  # of the curve: a longer training's is made of every second report, or fourth …
 
 
 @dataclass(frozen=True, slots=True)
 class RunForm:
-    """The page's controls, in the order in which a handler gets their values."""
+    """The page's controls of a run and a build."""
 
     backend: str
     target: str
@@ -48,10 +68,23 @@ class RunForm:
     seed: int
     baseline: bool
     repeats: int
+    dtype: str = "auto"
+    tensorrt_llm: Mapping[str, Any] = field(default_factory=dict)  # see `tensorrt_options`
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return tuple(item.name for item in fields(cls))
+        """Return the controls' names, in the order in which a handler gets their values."""
+        own = (item.name for item in fields(cls) if item.name != "tensorrt_llm")
+        return (*own, *TENSORRT_FIELDS)
+
+    @classmethod
+    def read(cls, *values: Any) -> Self:
+        """Return the form of controls with these values. What is hidden counts for nothing."""
+        given = dict(zip(cls.names(), values, strict=True))
+        options = {name: given.pop(name) for name in TENSORRT_FIELDS}
+        if given["backend"] != TENSORRT_LLM:
+            return cls(**given | {"dtype": "auto"})
+        return cls(**given, tensorrt_llm=options)
 
     def config(self) -> EngineConfig:
         """Return the engine to load. The draft model counts only where it is to draft.
@@ -59,13 +92,13 @@ class RunForm:
         Raises:
             ValueError: A field is unusable; the text names it.
         """
+        draft = None
+        if self.draft_kind == "model":
+            draft = _text("draft", self.draft).strip()
+            if not draft:
+                raise ValueError("the draft is empty: name a model, or choose another draft kind")
         target = _text("target", self.target).strip()
-        if self.draft_kind != "model":
-            return EngineConfig(backend=self.backend, target=target)
-        draft = _text("draft", self.draft).strip()
-        if not draft:
-            raise ValueError("the draft is empty: name a model, or choose another draft kind")
-        return EngineConfig(backend=self.backend, target=target, draft=draft)
+        return engine_config(self.backend, target, draft, self.dtype, self.tensorrt_llm)
 
     def request(self, prompt_token_ids: tuple[int, ...]) -> GenerationRequest:
         """Return the generation to run.
@@ -109,6 +142,55 @@ class RunForm:
         self.request((0,))
         self.num_runs()
         return self
+
+
+def engine_config(
+    backend: str, target: str, draft: str | None, dtype: str, tensorrt_llm: Mapping[str, Any]
+) -> EngineConfig:
+    """Return the engine to load.
+
+    Raises:
+        ValueError: A value is unusable, or options are given that the back end does not have.
+    """
+    if tensorrt_llm and backend != TENSORRT_LLM:
+        raise ValueError(
+            f"tensorrt_llm is given for the back end '{backend}': leave it out, or use the back "
+            f"end '{TENSORRT_LLM}'"
+        )
+    return EngineConfig(
+        backend=backend,
+        target=target,
+        draft=draft,
+        dtype=cast(Any, dtype),  # judged there
+        tensorrt_llm=tensorrt_options(tensorrt_llm),
+    )
+
+
+def tensorrt_options(given: Mapping[str, Any]) -> TensorRTOptions:
+    """Return options of TensorRT-LLM from what a page or a client gives; the rest is as usual.
+
+    Args:
+        given: Values by the names of `TensorRTOptions`. GPUs may come as text such as 0,1.
+
+    Raises:
+        ValueError: There is no such option, or a value is unusable; the text names it.
+    """
+    known = [item.name for item in fields(TensorRTOptions)]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"tensorrt_llm is {given!r}: name options, some of {', '.join(known)}")
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"tensorrt_llm has no option {name!r}: use some of {', '.join(known)}")
+        if name in ("devices", "draft_devices"):
+            options[name] = _devices(name, value)
+        elif name == "python":
+            options[name] = _text(name, value).strip() or None
+        elif name == "launcher":
+            options[name] = _text(name, value).strip()
+        else:
+            options[name] = _whole(value)
+    return TensorRTOptions(**options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +246,16 @@ def _text(name: str, value: Any) -> str:
     return value or ""
 
 
+def _devices(name: str, value: Any) -> Any:
+    """Return the numbers of GPUs, typed as 0,1 or given as a list; () for none."""
+    if not isinstance(value, str | None):
+        return tuple(map(_whole, value)) if isinstance(value, list | tuple) else value
+    parts = (value or "").replace(",", " ").split()
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{name} is {value!r}: type the numbers of GPUs with commas, as in 0,1")
+    return tuple(map(int, parts))
+
+
 def _whole(value: Any) -> Any:
     """Return a number field's 4.0 as 4; anything else is judged where it is used."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -185,6 +277,8 @@ class RunState:
     record: RunRecord
     lanes: dict[Side, Lane] = field(default_factory=lambda: {side: Lane() for side in SIDES})
     current: Side | None = None
+    warming_up: Side | None = None  # or loading
+    warming_since: float = field(default=0.0, compare=False)  # by the clock `time.monotonic`
 
     @classmethod
     def replayed(cls, record: RunRecord) -> Self:
@@ -199,15 +293,37 @@ class RunState:
     def apply(self, item: RunItem) -> None:
         """Take in one more item of the run."""
         self.record.apply(item)
+        if isinstance(item, WarmUp) and item.side != self.warming_up:
+            self.warming_up, self.warming_since = item.side, time.monotonic()
         if not isinstance(item, RunEvent):
             return
-        self.current = item.side
+        self.current, self.warming_up = item.side, None
         lane = self.lanes[item.side]
         if item.repeat != lane.repeat:
             lane = self.lanes[item.side] = Lane(repeat=item.repeat)
         lane.stats.apply(item.event)
         if isinstance(item.event, Step):
             lane.html += step_html(item.event)
+
+
+@dataclass(slots=True)
+class BuildLog:
+    """What building and loading have said. Owned by the handler that runs them."""
+
+    lines: list[str] = field(default_factory=list)
+    latest: BuildProgress | None = None
+    said: str = ""  # the last line of the stage that goes on
+
+    def apply(self, progress: BuildProgress) -> bool:
+        """Take in one more report, and return whether a stage begins with it."""
+        before, self.latest = self.latest, progress
+        is_new = before is None or (before.stage, before.name) != (progress.stage, progress.name)
+        if is_new:
+            self.said = ""
+        if progress.message:
+            self.lines.append(progress.message)
+            self.said = progress.message
+        return is_new
 
 
 @dataclass(frozen=True, slots=True)

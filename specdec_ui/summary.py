@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from engines import (
     SIDES,
     Comparison,
+    DraftKind,
     GenerationStats,
+    PublishedFigure,
     RunRecord,
     Side,
+    Snippet,
     Spread,
     comparison_of,
+    published_figures,
     typical,
 )
 from specdec_ui.presets import Example
+from specdec_ui.state import TENSORRT_LLM
 from specdec_ui.theme import SIDE_NAMES
 
 # A speedup this close to 1 is called neither faster nor slower; one run each is noisier.
@@ -69,6 +76,15 @@ def duration(seconds: float) -> str:
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if round(seconds / 60) < 60 else f"{seconds / 3600:.1f} h"
+
+
+def clock(seconds: float) -> str:
+    """Return a time that goes on, to the second."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min {rest:02} s"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _of_drafts(stats: GenerationStats, text: str) -> str:
@@ -170,6 +186,82 @@ def figures_html(record: RunRecord) -> str:
         "<div class='sd-scroll'><table class='sd-figures'><thead><tr><th scope='col'>Figure</th>"
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def published_html(record: RunRecord) -> str:
+    """Return what NVIDIA has published of a run's target, beside the run; "" where nothing is."""
+    settings = record.settings
+    if settings.get("backend") != TENSORRT_LLM:
+        return ""
+    rows = published_figures(str(settings.get("target")))
+    if not rows:
+        return ""
+    body = "".join(_row(_published_cells(figure)) for figure in rows)
+    if (ours := _own_cells(record)) is not None:
+        body += _row(ours, css_class="sd-own")
+    sources = " and ".join(
+        f"<a href='{escape(source)}' target='_blank' rel='noreferrer'>{name}</a>"
+        for source, name in zip(
+            dict.fromkeys(figure.source for figure in rows),
+            ("NVIDIA's post", "its second post"),
+            strict=False,
+        )
+    )
+    return (
+        "<section class='sd-published' aria-label='Published figures'>"
+        f"<h4>{escape(rows[0].target)}: published by NVIDIA, not measured here</h4>"
+        f"<p class='sd-note'>From {sources}: FP8 on NVIDIA H200. Tokens/s are counted here "
+        "as there, for this run too: output tokens ÷ total time, the time to the first token "
+        "included, which the figures above leave out.</p>"
+        "<div class='sd-scroll'><table class='sd-figures'><thead><tr><th scope='col'>Draft</th>"
+        "<th scope='col'>Tokens/s</th><th scope='col'>Target alone</th><th scope='col'>Speedup</th>"
+        f"</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _row(cells: Sequence[str], css_class: str = "") -> str:
+    name, place, *values = map(escape, cells)
+    return (
+        f"<tr class='{css_class}'><th scope='row'>{name}<small>{place}</small></th>"
+        + "".join(f"<td>{value}</td>" for value in values)
+        + "</tr>"
+    )
+
+
+def _published_cells(figure: PublishedFigure) -> tuple[str, ...]:
+    gpus = "1 GPU" if figure.num_gpus == 1 else f"{figure.num_gpus} GPUs"
+    return (
+        figure.draft,
+        f"published, {gpus}",
+        number(figure.tokens_per_second, 1),
+        number(figure.baseline_tokens_per_second, 1),
+        f"{figure.speedup:.2f}×",
+    )
+
+
+def _own_cells(record: RunRecord) -> tuple[str, ...] | None:
+    """Return the run counted as the published ones are, None where a side did not end."""
+    if not all(record.runs.get(side) for side in SIDES):
+        return None
+    ours, theirs = (typical(record.stats(side)) for side in SIDES)
+    speeds = [
+        stats.num_output_tokens / stats.elapsed_s
+        for stats in (ours, theirs)
+        if stats.finish_reason != "cancelled" and stats.elapsed_s > 0 and stats.num_output_tokens
+    ]
+    if len(speeds) < len(SIDES):
+        return None
+    draft = str(record.settings.get("draft") or "your draft").rpartition("/")[2]
+    return (
+        draft if record.settings.get("draft_kind") == "model" else _drafting(record.settings),
+        f"this run, {record.settings.get('dtype', '')} on {record.settings.get('device', '')}",
+        *(number(speed, 1) for speed in speeds),
+        f"{speeds[0] / speeds[1]:.2f}×",
+    )
+
+
+def _drafting(settings: dict[str, Any]) -> str:
+    return DRAFT_NAMES.get(str(settings.get("draft_kind")), "an unknown draft")
 
 
 def verdict_html(record: RunRecord, *, whose: str, is_stopped: bool = False) -> str:
@@ -313,7 +405,7 @@ def _median(spread: Spread | None) -> float | None:
 
 def _source(record: RunRecord, whose: str) -> str:
     settings, machine = record.settings, record.environment
-    drafting = DRAFT_NAMES.get(str(settings.get("draft_kind")), "an unknown draft")
+    drafting = _drafting(settings)
     if settings.get("num_draft_tokens"):
         drafting += f", num_draft_tokens {settings['num_draft_tokens']}"
     dtype, draft_dtype = settings.get("dtype", ""), settings.get("draft_dtype")
@@ -327,6 +419,40 @@ def _source(record: RunRecord, whose: str) -> str:
         str(machine.get("date", ""))[:10],
     ]
     return f"<span class='sd-chip'>{escape(whose)}</span> {escape(' · '.join(filter(None, parts)))}"
+
+
+def markdown_text(text: str) -> str:
+    """Return a sentence for Markdown, in which it stays as it is."""
+    return re.sub(r"([^\w\s])", r"\\\1", text, flags=re.ASCII)
+
+
+def commands_markdown(
+    snippets: Sequence[Snippet], draft_kind: DraftKind, num_draft_tokens: int
+) -> str:
+    """Return the commands to take away, a block with its title for each."""
+    drafting = DRAFT_NAMES[draft_kind]
+    if num_draft_tokens:
+        drafting += f", num_draft_tokens {num_draft_tokens}"
+    parts = [
+        f"The same without this page, for the pair last built or run ({drafting}). Scripts named "
+        "here lie in this project's folder."
+    ]
+    for snippet in snippets:
+        fence = "```"
+        while fence in snippet.text:
+            fence += "`"
+        language = {"shell": "bash"}.get(snippet.language, snippet.language)
+        parts += [
+            f"**{markdown_text(snippet.title)}**",
+            f"{fence}{language}\n{snippet.text.rstrip()}\n{fence}",
+        ]
+    return "\n\n".join(parts)
+
+
+def backend_note_html(text: str, *, is_error: bool = False) -> str:
+    """Return whether a back end can be used here."""
+    css_class = "sd-note sd-unusable" if is_error else "sd-note"
+    return f"<p class='{css_class}' role='status'>{escape(text)}</p>"
 
 
 def expectation_html(example: Example) -> str:

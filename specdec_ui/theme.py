@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -127,6 +128,11 @@ def page_theme() -> gr.themes.Base:
         block_label_text_color="#27272a",
         block_title_text_color="#27272a",
     )
+
+
+def own_html(value: str, **options: Any) -> gr.HTML:
+    """Return HTML of ours, styled by our style sheet alone."""
+    return gr.HTML(value, apply_default_css=False, elem_classes="sd-html", **options)
 
 
 def page_css() -> str:

@@ -32,12 +32,13 @@ class TensorRTBackend(Backend):
     def __init__(self, store: EngineStore | None = None) -> None:
         self._store = store or EngineStore()
 
-    def probe(self) -> BackendStatus:
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
+        python = config.tensorrt_llm.python if config is not None else None
         try:
             gpus = visible_gpus()
-            installation = find_installation()
+            installation = find_installation(python)
             gpus = _usable(gpus, installation.version)
-            find_installation(is_imported=True)
+            find_installation(python, is_imported=True)
         except BackendUnavailableError as exc:
             return BackendStatus(NAME, usable=False, detail=str(exc))
         detail = (

@@ -25,7 +25,7 @@ class TransformersBackend(Backend):
     def __init__(self, store: EngineStore | None = None) -> None:
         self._store = store or EngineStore()
 
-    def probe(self) -> BackendStatus:
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
         missing = _missing_packages()
         if missing:
             detail = f"needs {', '.join(missing)}: run '{INSTALL}'"

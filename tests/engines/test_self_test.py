@@ -58,7 +58,7 @@ class SayingBackend(Backend):
     gap: float = 0.0
     error: str = ""
 
-    def probe(self) -> BackendStatus:
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
         raise NotImplementedError
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:

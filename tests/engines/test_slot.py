@@ -27,6 +27,11 @@ class PluginEngine(ReplayEngine):
         super().__init__(record, speed=None)
         self._target = target
         self._log = log
+        self.has_ended = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.has_ended
 
     def close(self) -> None:
         self._log.append(f"close {self._target}")
@@ -39,7 +44,7 @@ class PluginBackend(Backend):
         self.log: list[str] = []
         self.built: set[str] = set()
 
-    def probe(self) -> BackendStatus:
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
         return BackendStatus("plugin", usable=True, detail="")
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
@@ -57,6 +62,19 @@ class PluginBackend(Backend):
         if config.target not in self.built:
             raise ModelNotBuiltError("build it first")
         return PluginEngine(config.target, self.log)
+
+
+class SlowBackend(PluginBackend):
+    """A back end that says what it does while it loads, and writes down when it is done."""
+
+    builds_on_device = True
+
+    def loading(self, config: EngineConfig) -> Generator[BuildProgress, None, Engine]:
+        try:
+            yield BuildProgress(1, 1, LOADING, 0.5, message="reading the weights")
+            return self.load(config)
+        finally:
+            self.log.append("done")
 
 
 @pytest.fixture
@@ -139,6 +157,54 @@ def test_building_loads_nothing(slot: EngineSlot, backend: PluginBackend):
 
     assert names == ["fetch", "convert"]
     assert backend.log == ["build one"]
+
+
+def test_an_engine_that_has_ended_is_closed_and_loaded_again(
+    slot: EngineSlot, backend: PluginBackend
+):
+    backend.built.add("one")
+    _, first = ensure(slot, "one")
+    assert isinstance(first, PluginEngine)
+    first.has_ended = True
+    names, second = ensure(slot, "one")
+
+    assert names == [LOADING]
+    assert second is not first
+    assert backend.log == ["load one", "close one", "load one"]
+    assert ensure(slot, "one") == ([], second)
+
+
+def test_what_is_said_while_loading_is_passed_on():
+    backend = SlowBackend()
+    backend.built.add("one")
+    progress = list(EngineSlot(lambda name: backend).ensure(EngineConfig(target="one")))
+
+    assert [step.message for step in progress] == [None, "reading the weights"]
+
+
+def test_a_stopped_load_is_closed_and_leaves_the_slot_empty():
+    backend = SlowBackend()
+    backend.built |= {"one", "two"}
+    slot = EngineSlot(lambda name: backend)
+    ensure(slot, "one")
+    progress = slot.ensure(EngineConfig(target="two"))
+    while next(progress).message is None:
+        pass
+    progress.close()
+
+    assert backend.log == ["load one", "done", "close one", "done"]
+    ensure(slot, "one")
+    assert backend.log[4:] == ["load one", "done"]
+
+
+def test_what_is_loaded_makes_way_for_a_build_that_needs_the_device():
+    backend = SlowBackend()
+    backend.built.add("one")
+    slot = EngineSlot(lambda name: backend)
+    ensure(slot, "one")
+    list(slot.build(EngineConfig(target="two")))
+
+    assert backend.log == ["load one", "done", "close one", "build two"]
 
 
 # -- taking turns
@@ -280,5 +346,7 @@ def test_closing_the_slot_closes_its_engine_once(slot: EngineSlot, backend: Plug
 
 
 def test_an_unknown_back_end_is_told_with_those_there_are():
-    with pytest.raises(ValueError, match=r"backend is 'abacus': use one of transformers$"):
+    with pytest.raises(
+        ValueError, match=r"backend is 'abacus': use one of transformers, tensorrt_llm$"
+    ):
         load_engine(EngineConfig(backend="abacus"))

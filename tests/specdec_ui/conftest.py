@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from threading import Condition, Event
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,25 @@ from engines import (
     GenerationRequest,
     Prefill,
     Step,
+    TensorRTOptions,
     Token,
 )
 from specdec_ui.layout import PageDefaults, build_app, launch_options
+from specdec_ui.state import TENSORRT_FIELDS, RunForm
 
 TOKENS_PER_STEP = 4
 WAIT_S = 30.0  # for what must happen; nothing waits that long when all is well
+
+
+def values_of(form: RunForm) -> list[Any]:
+    """Return the values of the controls of a form, as a handler gets them."""
+    usual = TensorRTOptions()
+    options = {name: getattr(usual, name) for name in TENSORRT_FIELDS}
+    options |= {"devices": "", "draft_devices": "", "python": "", **form.tensorrt_llm}
+    return [
+        options[name] if name in TENSORRT_FIELDS else getattr(form, name)
+        for name in RunForm.names()
+    ]
 
 
 class ScriptedEngine(Engine):
@@ -111,7 +125,7 @@ class ScriptedBackend(Backend):
         self.engine = engine
         self.error = error
 
-    def probe(self) -> BackendStatus:
+    def probe(self, config: EngineConfig | None = None) -> BackendStatus:
         return BackendStatus("scripted", usable=True, detail="for tests")
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:

@@ -15,7 +15,7 @@ from gradio_client.utils import Status
 
 from engines import EngineSlot
 from engines.errors import GenerationError, ModelLoadError
-from specdec_ui.handlers import View
+from specdec_ui.views import View
 from tests.specdec_ui.browserless import PageClient
 from tests.specdec_ui.conftest import WAIT_S, ScriptedBackend, ScriptedEngine, served
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -31,30 +31,36 @@ from engines import (
     Side,
     Step,
     Token,
+    WarmUp,
     read_recording,
 )
 from engines.errors import EngineBuildError, GenerationError, ModelLoadError, ModelNotBuiltError
 from specdec_ui import handlers
 from specdec_ui.handlers import (
-    MAX_LOG_LINES,
+    LOG_INTERVAL_S,
     STOP_TIMEOUT_S,
     UNEXPECTED,
-    View,
     forget,
+    logged,
     on_build,
     on_fault,
     on_run,
     on_stop,
     on_stopped,
     on_wait,
-    progress_text,
-    running_text,
     stream_run,
     throttled,
 )
-from specdec_ui.state import RunForm, RunState, Session
+from specdec_ui.state import BuildLog, RunForm, RunState, Session
+from specdec_ui.views import MAX_LOG_LINES, View, progress_text, running_text
 from tests.engines.conftest import largest_file
-from tests.specdec_ui.conftest import TOKENS_PER_STEP, WAIT_S, ScriptedBackend, ScriptedEngine
+from tests.specdec_ui.conftest import (
+    TOKENS_PER_STEP,
+    WAIT_S,
+    ScriptedBackend,
+    ScriptedEngine,
+    values_of,
+)
 from tests.specdec_ui.test_highlight import HOSTILE
 
 Shown: TypeAlias = dict[str, Any]  # an answer's values by the names of the outputs
@@ -174,14 +180,14 @@ def changed(view: Shown) -> set[str]:
 def click_run(slot: EngineSlot, session: Session, **changes: Any) -> Generator[Shown, None, None]:
     """Yield what a click on Run shows, from its first answer to its last."""
     yield shown(on_wait(session))
-    for values in on_run(slot, session, *astuple(replace(FORM, **changes))):
+    for values in on_run(slot, session, *values_of(replace(FORM, **changes))):
         yield shown(values)
 
 
 def click_build(slot: EngineSlot, session: Session, **changes: Any) -> Generator[Shown, None, None]:
     """Yield what a click on Build shows."""
     yield shown(on_wait(session))
-    for values in on_build(slot, session, *astuple(replace(FORM, **changes))):
+    for values in on_build(slot, session, *values_of(replace(FORM, **changes))):
         yield shown(values)
 
 
@@ -304,7 +310,18 @@ def test_a_run_builds_first_where_it_must_and_keeps_the_log(engine):
 @pytest.mark.parametrize(
     ("events", "repeats", "text"),
     [
-        ([], 1, "Warming up …"),
+        ([], 1, "Starting …"),
+        ([("baseline", 0, "warm-up")], 1, "Warming up, baseline …"),
+        (
+            [("baseline", 0, "step"), ("speculative", 0, "warm-up")],
+            1,
+            "Warming up, speculative …",
+        ),
+        (
+            [("speculative", 0, "warm-up"), ("speculative", 0, "prefill")],
+            1,
+            "Speculative: reading the prompt …",
+        ),
         ([("speculative", 0, "prefill")], 1, "Speculative: reading the prompt …"),
         ([("speculative", 0, "step")], 1, "Speculative: 2 tokens in 1 step, 4.0 tokens/s"),
         (
@@ -324,29 +341,66 @@ def test_the_status_says_what_a_run_is_doing(
     }
     state = RunState(RunRecord("a prompt", {"repeats": repeats}, {}))
     for side, repeat, kind in events:
+        if kind == "warm-up":
+            state.apply(WarmUp(side))
+            continue
         if kind == "step":
             state.apply(RunEvent(side, repeat, kinds["prefill"]))
         state.apply(RunEvent(side, repeat, kinds[kind]))
     assert running_text(state) == text
 
 
+def test_the_status_says_for_how_long_a_side_is_warmed_up(monkeypatch):
+    clock = Clock(100.0)
+    for module in ("state", "views"):
+        monkeypatch.setattr(f"specdec_ui.{module}.time", clock)
+    state = RunState(RunRecord("a prompt", {}, {}))
+    for _ in range(3):
+        state.apply(WarmUp("baseline"))
+        clock.sleep(65 / 3)
+    assert running_text(state) == "Warming up, baseline … 1 min 05 s"
+
+
 @pytest.mark.parametrize(
-    ("name", "log", "text"),
+    ("progress", "text"),
     [
-        pytest.param(LOADING, [], "Loading the models …", id="loading"),
-        pytest.param(LOADING, ["built"], "Loading the models …", id="loading what was built"),
-        pytest.param(WAITING, [], "Waiting for the engine … 3 s", id="waiting"),
-        pytest.param("convert", [], "Building, once: convert (stage 2 of 4), 3 s", id="building"),
+        pytest.param([(LOADING, 0, None)], "Loading the models …", id="loading"),
+        pytest.param([(LOADING, 35, None)], "Loading the models … 35 s", id="loading for long"),
         pytest.param(
-            "convert",
-            ["one", "two"],
-            "Building, once: convert (stage 2 of 4), 3 s: two",
-            id="building aloud",
+            [(LOADING, 0, None), (LOADING, 35, "reading weights"), (LOADING, 95, None)],
+            "Loading the models … 1 min 35 s: reading weights",
+            id="loading aloud",
+        ),
+        pytest.param(
+            [("convert", 9, "built"), (LOADING, 0, None)],
+            "Loading the models …",
+            id="loading what was built",
+        ),
+        pytest.param([(WAITING, 3.2, None)], "Waiting for the engine … 3 s", id="waiting"),
+        pytest.param(
+            [("convert", 3.2, None)],
+            "Building, once: convert (stage 2 of 4), 3 s",
+            id="building",
+        ),
+        pytest.param(
+            [("convert", 3, "one"), ("convert", 4, "two"), ("convert", 3725, None)],
+            "Building, once: convert (stage 2 of 4), 1 h 02 min 05 s: two",
+            id="building aloud, then silent",
+        ),
+        pytest.param(
+            [("fetch", 3, "one"), ("convert", 4, None)],
+            "Building, once: convert (stage 2 of 4), 4 s",
+            id="building the next thing",
         ),
     ],
 )
-def test_the_status_says_how_the_engine_is_made_ready(name: str, log: list[str], text: str):
-    assert progress_text(BuildProgress(2, 4, name, 3.2), log) == text
+def test_the_status_says_how_the_engine_is_made_ready(
+    progress: list[tuple[str, float, str | None]], text: str
+):
+    log = BuildLog()
+    for name, elapsed_s, message in progress:
+        log.apply(BuildProgress(2, 4, name, elapsed_s, message=message))
+    assert progress_text(log) == text
 
 
 # -- throttling
@@ -403,6 +457,63 @@ def test_a_run_that_outpaces_the_page_still_shows_its_end(slot, clock):
     assert session.run is not None
     assert views[-1]["speculative"] == session.run.lanes["speculative"].html
     assert session.run.lanes["speculative"].stats.num_output_tokens == 4000
+
+
+# -- logs
+
+
+def chatter(
+    clock: Clock, messages: Iterable[str | None], *, every_s: float, name: str = "compile"
+) -> Iterator[BuildProgress]:
+    for message in messages:
+        clock.now += every_s
+        yield BuildProgress(1, 2, name, clock.now, message=message)
+
+
+def test_a_library_that_says_much_is_shown_a_few_times_a_second_and_whole_in_the_end(clock):
+    lines = [f"line {number}" for number in range(1000)]
+    log, shown_lines = BuildLog(), []
+    for item in logged(chatter(clock, lines, every_s=0.002), log):
+        assert item is log
+        shown_lines.append(len(log.lines))
+    assert len(shown_lines) <= 2 + 2 / LOG_INTERVAL_S
+    assert shown_lines[-1] == 1000
+    assert log.lines == lines
+
+
+def test_the_time_goes_on_while_a_stage_is_silent(clock):
+    log = BuildLog()
+    texts = []
+    for item in logged(chatter(clock, ["a line", *[None] * 20], every_s=0.25), log):
+        assert item is log
+        texts.append(progress_text(log))
+    assert texts[0] == "Building, once: compile (stage 1 of 2), 0 s: a line"
+    assert texts[-1] == "Building, once: compile (stage 1 of 2), 5 s: a line"
+    assert len(dict.fromkeys(texts)) == 6
+
+
+def test_a_stage_is_shown_as_it_begins_however_short_the_one_before_was(clock):
+    progress = [
+        item
+        for name in ("one", "two", "three")
+        for item in chatter(clock, [None, "a line"], every_s=0.001, name=name)
+    ]
+    log = BuildLog()
+    names = [log.latest.name for _ in logged(iter(progress), log) if log.latest is not None]
+    assert names == ["one", "two", "three", "three"]
+
+
+def test_the_last_lines_before_an_error_are_shown_with_it(clock):
+    def failing() -> Iterator[BuildProgress]:
+        yield from chatter(clock, ["one", "two", "why"], every_s=0.001)
+        raise EngineBuildError("it failed")
+
+    log = BuildLog()
+    items = logged(failing(), log)
+    assert [next(items) for _ in range(2)] == [log, log]
+    assert log.lines == ["one", "two", "why"]
+    with pytest.raises(EngineBuildError):
+        next(items)
 
 
 # -- stopping
@@ -670,8 +781,9 @@ def test_a_fault_reported_after_a_stop_changes_nothing(slot, monkeypatch):
 # -- building
 
 
-def test_a_build_streams_its_log_and_loads_nothing(engine):
+def test_a_build_streams_its_log_and_loads_nothing(engine, monkeypatch):
     backend = UnbuiltBackend(engine)
+    monkeypatch.setattr(handlers, "LOG_INTERVAL_S", 0)
     views = list(click_build(EngineSlot(lambda name: backend), Session()))
     assert [view["build_log"] for view in views[1:-1]] == [
         "<pre class='sd-log'>fetching</pre>",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from engines import (
 from engines.distill import DistillSpec
 from specdec_ui.highlight import step_html
 from specdec_ui.state import DRAFTS, Lane, RunForm, RunState, TuneForm, new_draft_folder
-from tests.specdec_ui.conftest import ScriptedEngine
+from tests.specdec_ui.conftest import ScriptedEngine, values_of
 
 FORM = RunForm(
     backend="transformers",
@@ -68,11 +68,9 @@ def state_after(*items: RunItem) -> RunState:
 
 
 def test_the_names_are_those_of_the_fields_in_their_order():
-    values = astuple(FORM)
-    assert RunForm(*values) == FORM
-    assert dict(zip(RunForm.names(), values, strict=True)) == {
-        name: getattr(FORM, name) for name in RunForm.names()
-    }
+    values = values_of(FORM)
+    assert RunForm.read(*values) == FORM
+    assert values[:4] == [FORM.backend, FORM.target, FORM.draft_kind, FORM.draft]
 
 
 def test_a_form_becomes_the_engine_to_load():
@@ -216,8 +214,16 @@ def test_a_new_repeat_starts_its_lane_anew_and_leaves_the_other():
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_warming_up_leaves_no_trace(side: Side):
-    assert state_after(WarmUp(side)) == state_after()
+def test_warming_up_leaves_no_trace_but_that_it_goes_on(side: Side):
+    state = state_after(WarmUp(side), WarmUp(side))
+    assert state.warming_up == side
+    state.warming_up = None
+    assert state == state_after()
+
+
+def test_warming_up_is_over_with_the_first_event():
+    state = state_after(WarmUp("baseline"), RunEvent("speculative", 0, Prefill(3, 2, 0.5)))
+    assert state.warming_up is None
 
 
 def test_where_the_outputs_part_is_kept_and_shown_in_no_lane():

@@ -16,20 +16,13 @@ import pytest
 from engines import BuildProgress, EngineConfig, EngineSlot
 from engines.distill import RECORD, DistillProgress, DistillSpec
 from engines.errors import EngineBuildError
-from specdec_ui.handlers import (
-    error_view,
-    on_run,
-    on_stop,
-    on_stopped,
-    on_tune,
-    on_wait,
-    tuning_text,
-)
+from specdec_ui.handlers import on_run, on_stop, on_stopped, on_tune, on_wait
 from specdec_ui.state import Session, TuneForm, TuneState
 from specdec_ui.summary import PHASES
+from specdec_ui.views import error_view, tuning_text
 from tests.conftest import write_tiny_model
 from tests.specdec_ui import test_handlers
-from tests.specdec_ui.conftest import ScriptedBackend, ScriptedEngine
+from tests.specdec_ui.conftest import ScriptedBackend, ScriptedEngine, values_of
 from tests.specdec_ui.test_handlers import BUSY, IDLE, STAYS, Shown, buttons, last, shown
 
 
@@ -88,7 +81,7 @@ def run_with(slot: EngineSlot, session: Session, target: Path, draft: Path) -> S
         draft_kind="model",
         draft=str(draft),
     )
-    return last(map(shown, on_run(slot, session, *astuple(form))))
+    return last(map(shown, on_run(slot, session, *values_of(form))))
 
 
 def workers() -> list[psutil.Process]:
