@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from engines.benchmark import MAX_REPEATS, SIDES, RunEvent, RunRecord
 from engines.config import MAX_NUM_DRAFT_TOKENS
 from engines.errors import RecordingError, translate_errors
-from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token
+from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token, Totals
 
 FORMAT = "specdec-recording"
 VERSION = 1
@@ -221,6 +221,8 @@ def _read_event(line: str, record: RunRecord, action: str) -> None:
     if repeat < len(repeats):
         _check_order(repeats[repeat][-1], event, action)
     _check_event(event, action)
+    if isinstance(event, Finish):
+        _check_totals(event.totals, repeats[repeat] if repeat < len(repeats) else [], action)
     record.apply(RunEvent(side, repeat, event))
 
 
@@ -277,6 +279,25 @@ def _check_step(step: Step, action: str) -> None:
         raise RecordingError(
             f"{action}: {_told(step.num_draft_tokens)} drafted tokens, but "
             f"{_told(step.num_accepted_tokens)} accepted and {_told(num_dropped)} dropped"
+        )
+
+
+def _check_totals(totals: Totals, events: list[GenerationEvent], action: str) -> None:
+    if totals.draft_s is not None:
+        _check_time("totals.draft_s", totals.draft_s, action)
+    for name, count in (
+        ("num_drafts", totals.num_drafts),
+        ("num_draft_tokens", totals.num_draft_tokens),
+    ):
+        if count is not None and count < 0:
+            raise RecordingError(f"{action}: totals.{name} is {count}, which is no count")
+    num_accepted = sum(
+        event.num_accepted_tokens or 0 for event in events if isinstance(event, Step)
+    )
+    if totals.num_draft_tokens is not None and totals.num_draft_tokens < num_accepted:
+        raise RecordingError(
+            f"{action}: {totals.num_draft_tokens} drafted tokens in all, but {num_accepted} of "
+            "them accepted"
         )
 
 

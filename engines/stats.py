@@ -90,8 +90,8 @@ class GenerationStats:
         if self.num_draft_tokens is None:
             self.num_draft_tokens = totals.num_draft_tokens
         if self.draft_s is None and totals.draft_s is not None:
-            self.draft_s = totals.draft_s
-            self.target_s -= totals.draft_s
+            self.draft_s = min(totals.draft_s, self.target_s)  # two clocks may differ a little
+            self.target_s -= self.draft_s
 
     @property
     def num_output_tokens(self) -> int:

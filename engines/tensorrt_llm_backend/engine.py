@@ -36,13 +36,6 @@ class Text:
         tokenizer = load_tokenizer(path, name=name)
         return cls(tokenizer, vocabulary_of(tokenizer, path))
 
-    @property
-    def end_id(self) -> int | None:
-        """Return the id that ends a text, None where the model has none."""
-        stops = self.vocabulary.stop_token_ids
-        usual = self.tokenizer.eos_token_id
-        return usual if usual in stops else min(stops, default=None)
-
 
 class TensorRTEngine(Engine):
     """A pair whose passes a worker process makes."""

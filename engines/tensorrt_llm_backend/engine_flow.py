@@ -149,7 +149,7 @@ class EngineFlowEngine(TensorRTEngine):
         """Yield the tokens of the target alone, which decodes on by itself and is never paused."""
         num_wanted = self._max_tokens(request) - len(request.prompt_token_ids)
         stops = self._text.vocabulary.stop_token_ids
-        num_tokens, is_last, is_over = 0, False, False
+        num_tokens, is_last = 0, False
         asked = self._worker.ask(
             "plain",
             self._limits.step_timeout_s,
@@ -168,23 +168,15 @@ class EngineFlowEngine(TensorRTEngine):
                     yield Pass((token_id,), 0, 0, is_last, step_s)
                     if is_last:
                         break
-            is_over = True
-        finally:
-            if not is_over:  # it would go on, and its answers would reach whoever asks next
-                self._worker.kill()
+        except (GeneratorExit, KeyboardInterrupt):
+            self._worker.kill()  # it would go on, and its answers would reach whoever asks next
+            raise
         if not is_last:
-            yield self._left_out_end(num_tokens)
-
-    def _left_out_end(self, num_tokens: int) -> Pass:
-        """Return the pass behind the last token that was sent, where the text ended early."""
-        if num_tokens <= 1:
             raise GenerationError(
-                "the target engine ends after one token when nothing is drafted, so it cannot be "
-                "its own baseline: TensorRT-LLM does so up to 0.17; use "
-                f"{self._info.versions['tensorrt_llm']} or newer with engines built by it"
+                f"the target engine ended after {num_tokens} of {num_wanted} tokens, without a "
+                "stop token, when nothing was drafted: it cannot be its own baseline; build it "
+                "anew, with TensorRT-LLM 1.0 or newer"
             )
-        assert self._text.end_id is not None
-        return Pass((self._text.end_id,), 0, 0, True, 0.0)
 
     def _max_tokens(self, request: GenerationRequest) -> int:
         num_prompt_tokens = len(request.prompt_token_ids)

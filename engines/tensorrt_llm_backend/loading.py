@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing
 from typing import Any
 
 from engines.base import EngineInfo
@@ -92,8 +91,7 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TensorRTEngine
         max_draft_len=options.max_draft_len,
         gather_generation_logits=options.acceptance == "logits",
     )
-    with closing(opening):
-        yield from opening
+    yield from opening
     return EngineFlowEngine(
         _info(setup, folders["target"].dtype_name, ENGINE_NOTE),
         text,

@@ -13,6 +13,7 @@ from typing import Any
 
 from engines.base import EngineInfo
 from engines.config import DraftKind, GenerationRequest
+from engines.errors import GenerationError
 from engines.events import Totals
 from engines.generation import Rounds
 from engines.speculative import Pass, PrefillChunk
@@ -122,7 +123,7 @@ class PyTorchFlowEngine(TensorRTEngine):
                 yield
         self._workers[side] = worker
         free_after = self._free_bytes()
-        if free_before is not None and free_after is not None:
+        if free_before is not None and free_after is not None and free_after < free_before:
             self._taken_bytes = max(self._taken_bytes or 0, free_before - free_after)
 
     def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
@@ -134,9 +135,7 @@ class PyTorchFlowEngine(TensorRTEngine):
 
     def close(self) -> None:
         self._is_closed = True
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        self._close_workers()
 
     def rounds(self, request: GenerationRequest) -> Rounds:
         for _ in self.prepare(request):
@@ -146,7 +145,6 @@ class PyTorchFlowEngine(TensorRTEngine):
         finished(worker.ask("begin", self._step_timeout_s, prompt=prompt))
         yield PrefillChunk(len(prompt) - 1)
         num_wanted = min(request.max_new_tokens, self.info.context_length - len(prompt))
-        stops, end_id = self._text.vocabulary.stop_token_ids, self._text.end_id
         sampling = request.sampling
         draws = {"temperature": sampling.temperature, "top_k": sampling.top_k or None}
         draws |= {"top_p": sampling.top_p, "seed": sampling.seed}
@@ -155,26 +153,22 @@ class PyTorchFlowEngine(TensorRTEngine):
             self._step_timeout_s,
             prompt=prompt,
             max_new_tokens=num_wanted,
-            end_id=end_id,
-            stop_token_ids=sorted(stops - {end_id}),
+            stop_token_ids=sorted(self._text.vocabulary.stop_token_ids),
             sampling=None if sampling.is_greedy else draws,
         )
-        is_over = False
         try:
-            yield from self._passes(asked, request, num_wanted, stops)
-            is_over = True
-        finally:
-            if not is_over and worker.is_alive:
-                worker.cancel()
-                finished(asked)
+            yield from self._passes(asked, request, num_wanted)
+        except (GeneratorExit, KeyboardInterrupt):
+            worker.cancel(asked)
+            raise
 
     def _passes(
         self,
         asked: Generator[dict[str, Any] | None, None, dict[str, Any]],
         request: GenerationRequest,
         num_wanted: int,
-        stops: frozenset[int],
     ) -> Rounds:
+        stops = self._text.vocabulary.stop_token_ids
         num_tokens, num_passes, is_last = 0, 0, False
         while True:
             try:
@@ -184,32 +178,32 @@ class PyTorchFlowEngine(TensorRTEngine):
                 break
             if item is None or is_last:
                 continue
-            tokens = tuple(item["tokens"])
-            num_tokens += len(tokens)
-            is_last = tokens[-1] in stops or num_tokens >= num_wanted
-            # The first pass ends the reading of the prompt, and verifies nothing.
-            num_drafted = _num_drafted(request) if num_passes else 0
+            is_first = num_tokens == 0
+            num_tokens += len(item["tokens"])
             num_passes += item["num_passes"]
-            yield from _passes_of(tokens, item, num_drafted, is_last=is_last)
-        if not is_last and result["finish_reason"] == "stop" and self._text.end_id is not None:
-            # Some versions end at the end token and leave it out. Its pass is not told apart.
-            yield Pass((self._text.end_id,), None, None, True, 0.0)
-        if request.draft_kind != "none" and result["statistics"]:
-            yield _totals(result["statistics"])
+            is_last = item["tokens"][-1] in stops or num_tokens >= num_wanted
+            yield from _passes_of(item, request, is_first=is_first, is_last=is_last)
+        if not is_last:
+            raise GenerationError(
+                f"TensorRT-LLM ended after {num_tokens} of {num_wanted} tokens, without a stop "
+                "token: look into the worker's log, or load the models again"
+            )
+        yield _totals(result["statistics"], num_tokens - num_passes)
 
     def _make_room(self, side: Side) -> None:
-        """Close what the new worker replaces, or has no room beside."""
-        free_bytes = self._free_bytes()
-        is_room = (
-            free_bytes is not None
-            and self._taken_bytes is not None
-            and free_bytes > ROOM * self._taken_bytes
-        )
+        """Close what the new worker replaces, then what it has no room beside."""
         for other, worker in list(self._workers.items()):
             is_replaced = (other.draft_kind == "none") == (side.draft_kind == "none")
-            if is_replaced or not is_room or not worker.is_alive:
-                worker.close()
-                del self._workers[other]
+            if is_replaced or not worker.is_alive:
+                self._workers.pop(other).close()
+        free_bytes, taken_bytes = self._free_bytes(), self._taken_bytes
+        if free_bytes is None or taken_bytes is None or free_bytes < ROOM * taken_bytes:
+            self._close_workers()
+
+    def _close_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
 
     def _free_bytes(self) -> int | None:
         free = [gpu.free_bytes for gpu in self._look_at_gpus()]
@@ -221,30 +215,39 @@ def _side_of(request: GenerationRequest) -> Side:
     return Side(request.draft_kind, request.num_draft_tokens)
 
 
-def _num_drafted(request: GenerationRequest) -> int | None:
-    """Return how much each pass verifies: a model's drafts are as long as asked for."""
-    is_padded = request.draft_kind in ("model", "none")
-    return request.num_draft_tokens if is_padded else None
+def _totals(statistics: list[dict[str, Any]], num_accepted: int) -> Totals:
+    """Return what the statistics of all passes come to.
 
-
-def _totals(statistics: list[dict[str, Any]]) -> Totals:
+    The library keeps a limited number of them and counts no draft whose id is 0, so sums that do
+    not hold the accepted tokens are none.
+    """
+    num_told, num_drafted = (
+        sum(item[name] for item in statistics)
+        for name in ("num_accepted_tokens", "num_draft_tokens")
+    )
+    if not statistics or not num_accepted <= num_told <= num_drafted:
+        return Totals()
     draft_s = sum(item["draft_s"] for item in statistics)
     return Totals(
         num_drafts=len(statistics),
-        num_draft_tokens=sum(item["num_draft_tokens"] for item in statistics),
+        num_draft_tokens=num_drafted,
         draft_s=draft_s or None,  # only a draft that is an engine of its own is timed
     )
 
 
 def _passes_of(
-    tokens: tuple[int, ...], item: dict[str, Any], num_drafted: int | None, *, is_last: bool
+    item: dict[str, Any], request: GenerationRequest, *, is_first: bool, is_last: bool
 ) -> Generator[Pass, None, None]:
     """Yield what arrived together: one pass, several plain ones, or several as one."""
-    step_s = item["step_s"]
-    if num_drafted == 0:
+    tokens, step_s = tuple(item["tokens"]), item["step_s"]
+    if request.draft_kind == "none":
         for place, token_id in enumerate(tokens, start=1):
             yield Pass((token_id,), 0, 0, is_last and place == len(tokens), step_s / len(tokens))
-    elif item["num_passes"] == 1:
-        yield Pass(tokens, len(tokens) - 1, num_drafted, is_last, step_s)
-    else:
+    elif item["num_passes"] != 1:
         yield Pass(tokens, None, None, is_last, step_s)
+    elif is_first:  # it ends the reading of the prompt, and verifies nothing
+        yield Pass(tokens, 0, 0, is_last, step_s)
+    else:
+        # A model's drafts are as long as asked for; those from the text may be shorter.
+        num_drafted = request.num_draft_tokens if request.draft_kind == "model" else None
+        yield Pass(tokens, len(tokens) - 1, num_drafted, is_last, step_s)

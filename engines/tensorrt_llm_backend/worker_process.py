@@ -12,12 +12,17 @@ import os
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 from time import monotonic, time_ns
 from typing import Any
+
+import psutil
 
 from engines.child import kill_tree
 from engines.errors import EngineError, GenerationError, ModelLoadError
@@ -27,14 +32,15 @@ from engines.tensorrt_llm_backend.runtime.worker import PROTOCOL
 WORKER_SCRIPT = Path(__file__).parent / "runtime" / "worker.py"
 HEARTBEAT_S = 0.25  # who waits may stop waiting this often
 SILENCE_LIMIT_S = 20.0  # without a beat, while it is not loading: loading holds its interpreter
-CLOSE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0  # for what ends a worker's work, or itself
+MARK = "SPECDEC_WORKER"  # a variable of the worker and of all that it starts
 NUM_LAST_LINES = 3  # of the log, in an error's text
 NUM_LOGS_KEPT = 10
 READ_BYTES = 65536
 
 
 class WorkerDiedError(Exception):
-    """The worker is gone, or was killed since it did not answer."""
+    """The worker is gone, or of no use any more. The text goes on behind 'the worker'."""
 
 
 class Worker:
@@ -68,15 +74,12 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None
+        return self._process is not None and self._process.poll() is None
 
-    def open(self, timeout_s: float, **request: Any) -> Generator[str | None, None, dict[str, Any]]:
+    def open(self, timeout_s: float, **request: Any) -> Generator[str | None, None, None]:
         """Start it and let it load, yielding what it says and what it logs, and None meanwhile.
 
         Closing the generator kills it.
-
-        Returns:
-            What it tells of what it loaded.
 
         Raises:
             ModelLoadError: It could not be started, or not load; the text has the end of its log.
@@ -85,26 +88,29 @@ class Worker:
         try:
             self._start()
             deadline = monotonic() + timeout_s
-            hello = yield from self._narrated(self._receive(deadline, silence_s=timeout_s))
+            hello = yield from self._narrated(self._receive(deadline))
             if hello.get("protocol") != PROTOCOL:
-                raise WorkerDiedError(f"it speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
+                raise WorkerDiedError(f"speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
             self._send({"op": "open", **request})
             while True:
-                reply = yield from self._narrated(self._receive(deadline, silence_s=timeout_s))
+                reply = yield from self._narrated(self._receive(deadline))
                 match reply["type"]:
                     case "progress":
                         yield str(reply["text"])
                     case "error":
-                        raise ModelLoadError(
-                            with_remedy(f"loading failed: {_text_of(reply)}{self._last_lines()}")
-                        )
+                        text = f"loading failed: {_text_of(reply)}{self._last_lines()}"
+                        raise ModelLoadError(with_remedy(text))
                     case "result":
                         is_loaded = True
-                        return reply
-        except WorkerDiedError as exc:
+                        return
+        except TimeoutError as exc:
             raise ModelLoadError(
-                with_remedy(f"the worker ended while loading: {exc}{self._last_lines()}")
+                f"loading failed: it took longer than {timeout_s:,.0f} s{self._last_lines()}; look "
+                "there for what it waited for, or raise start_timeout_s"
             ) from exc
+        except WorkerDiedError as exc:
+            text = f"loading failed: the worker {exc}{self._last_lines()}"
+            raise ModelLoadError(with_remedy(text)) from exc
         finally:
             if not is_loaded:
                 self.kill()
@@ -114,7 +120,8 @@ class Worker:
     ) -> Generator[dict[str, Any] | None, None, dict[str, Any]]:
         """Let it do something, yielding what it sends meanwhile, and None while it is silent.
 
-        Closing the generator before its end leaves the worker at work: `kill` it.
+        Closing the generator before its end leaves the worker at work: `cancel` it, or `kill` the
+        worker.
 
         Args:
             operation: Its name.
@@ -130,7 +137,7 @@ class Worker:
         try:
             self._send({"op": operation, **values})
             while True:
-                reply = yield from self._receive(monotonic() + timeout_s, silence_s=SILENCE_LIMIT_S)
+                reply = yield from self._receive(monotonic() + timeout_s, SILENCE_LIMIT_S)
                 match reply["type"]:
                     case "item":
                         yield reply
@@ -138,14 +145,35 @@ class Worker:
                         return reply
                     case "error":
                         raise GenerationError(with_remedy(f"generating failed: {_text_of(reply)}"))
-        except WorkerDiedError as exc:
-            text = f"the worker ended while generating: {exc}{self._last_lines()}"
+        except TimeoutError as exc:
             self.kill()
-            raise GenerationError(with_remedy(text)) from exc
+            raise GenerationError(
+                f"generating failed: the worker did not answer within {timeout_s:,.0f} s and was "
+                f"ended{self._last_lines()}; the next run loads anew, with a larger step_timeout_s "
+                "if that is too short"
+            ) from exc
+        except WorkerDiedError as exc:
+            self.kill()
+            text = f"generating failed: the worker {exc}{self._last_lines()}; the next run loads"
+            raise GenerationError(with_remedy(f"{text} anew")) from exc
 
-    def cancel(self) -> None:
-        """Ask it to end what it is doing, where it can."""
-        self._send({"op": "cancel"})
+    def cancel(self, asked: Generator[Any, None, Any]) -> None:
+        """End what was asked of it. Where that does not end, the worker does.
+
+        Args:
+            asked: What `ask` returned.
+        """
+        deadline = monotonic() + CLOSE_TIMEOUT_S
+        try:
+            self._send({"op": "cancel"})
+            for _ in asked:
+                if monotonic() > deadline:
+                    self.kill()
+                    return
+        except WorkerDiedError:
+            self.kill()
+        except GenerationError:  # so it has ended
+            pass
 
     def close(self) -> None:
         """Let it shut the library down, and end it."""
@@ -161,6 +189,7 @@ class Worker:
         """End it and everything it started. Calling it twice is allowed."""
         if self._process is not None:
             kill_tree(self._process)
+            self._kill_left()
             atexit.unregister(self.kill)
             self._process = None
         for descriptor in (self._requests, self._replies):
@@ -191,13 +220,19 @@ class Worker:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=self._env,
+                    env={**self._env, MARK: self._folder},
                 )
             except OSError as exc:
-                raise WorkerDiedError(
-                    f"'{self._command[0]}' cannot be run: {exc.strerror}"
-                ) from exc
+                text = f"cannot be run by '{self._command[0]}': {exc.strerror}"
+                raise WorkerDiedError(text) from exc
         atexit.register(self.kill)
+
+    def _kill_left(self) -> None:
+        """Kill what is no descendant any more: a worker that died has none, and may hold GPUs."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has ended, or is somebody else's
+                if process.environ().get(MARK) == self._folder:
+                    process.kill()
 
     def _new_log(self) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -206,21 +241,27 @@ class Worker:
         return self._logs / f"worker-{time_ns()}.log"
 
     def _send(self, request: Mapping[str, Any]) -> None:
+        if self._process is None:
+            raise WorkerDiedError("is not running")
         data = json.dumps(request).encode() + b"\n"
         deadline = monotonic() + SILENCE_LIMIT_S
-        while data and self.is_alive:
-            _, is_writable, _ = select.select([], [self._requests], [], HEARTBEAT_S)
-            if is_writable:
+        while data:
+            if _is_ready(self._requests, select.POLLOUT):
                 data = data[os.write(self._requests, data[: select.PIPE_BUF]) :]
+            elif self._process.poll() is not None:
+                raise WorkerDiedError(self._end())
             elif monotonic() > deadline:
-                raise WorkerDiedError(f"it took no request for {SILENCE_LIMIT_S:.0f} s")
-        if data:
-            raise WorkerDiedError("it is not running")
+                raise WorkerDiedError(f"took no request for {SILENCE_LIMIT_S:,.0f} s and was ended")
 
     def _receive(
-        self, deadline: float, *, silence_s: float
+        self, deadline: float, silence_s: float = inf
     ) -> Generator[None, None, dict[str, Any]]:
-        """Return the next message that is no beat, yielding while there is none."""
+        """Return the next message that is no beat, yielding while there is none.
+
+        Raises:
+            TimeoutError: None came in time, though it lives.
+            WorkerDiedError: It does not.
+        """
         assert self._process is not None
         heard_at = monotonic()
         while True:
@@ -234,11 +275,10 @@ class Worker:
                 continue
             now = monotonic()
             if now > deadline:
-                raise WorkerDiedError("it did not answer in time")
+                raise TimeoutError
             if now - heard_at > silence_s:
-                raise WorkerDiedError(f"it gave no sign of life for {silence_s:.0f} s")
-            is_readable, _, _ = select.select([self._replies], [], [], HEARTBEAT_S)
-            if is_readable:
+                raise WorkerDiedError(f"gave no sign of life for {silence_s:,.0f} s and was ended")
+            if _is_ready(self._replies, select.POLLIN):
                 data = os.read(self._replies, READ_BYTES)
                 if not data:
                     raise WorkerDiedError(self._end())
@@ -252,30 +292,38 @@ class Worker:
         self, waiting: Generator[None, None, dict[str, Any]]
     ) -> Generator[str | None, None, dict[str, Any]]:
         """Return what is waited for, yielding what the log gains meanwhile, None where nothing."""
-        assert self.log is not None
         while True:
+            message: dict[str, Any] | None = None
             try:
                 next(waiting)
             except StopIteration as ended:
-                message: dict[str, Any] = ended.value
-                return message
-            with self.log.open("rb") as log:
-                log.seek(self._num_log_bytes)
-                whole, _, _ = log.read().rpartition(b"\n")
-            self._num_log_bytes += len(whole) + bool(whole)
-            lines = [line.strip() for line in whole.decode(errors="replace").splitlines()]
-            said = [line for line in lines if line]
+                message = ended.value
+            said = self._new_lines()
             yield from said
+            if message is not None:
+                return message
             if not said:
                 yield None
+
+    def _new_lines(self) -> list[str]:
+        """Return the whole lines that the log has gained."""
+        assert self.log is not None
+        with self.log.open("rb") as log:
+            log.seek(self._num_log_bytes)
+            whole, _, _ = log.read().rpartition(b"\n")
+        self._num_log_bytes += len(whole) + bool(whole)
+        lines = (line.strip() for line in whole.decode(errors="replace").splitlines())
+        return [line for line in lines if line]
 
     def _end(self) -> str:
         assert self._process is not None
         try:
             status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return "it closed its pipe"
-        return f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
+            return "closed its pipe and was ended"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
 
     def _last_lines(self) -> str:
         if self.log is None:
@@ -283,6 +331,13 @@ class Worker:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         last = " / ".join([line.strip() for line in lines if line.strip()][-NUM_LAST_LINES:])
         return f" (its log, {self.log}, ends: {last})" if last else f" (its log is {self.log})"
+
+
+def _is_ready(descriptor: int, event: int) -> bool:
+    """Wait a little for a pipe. `select` would refuse the 1,025th file of a process."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(HEARTBEAT_S * 1000))
 
 
 def _text_of(reply: Mapping[str, Any]) -> str:

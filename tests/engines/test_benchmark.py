@@ -110,6 +110,30 @@ class ScriptedEngine(Engine):
         return Token(99 if is_wrong else position, "x", "target", target_prob=0.5)
 
 
+class PreparedEngine(ScriptedEngine):
+    """Says what is asked of it, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def prepare(self, request: GenerationRequest) -> Generator[None, None, None]:
+        self.log.append(f"prepare {request.draft_kind}")
+        try:
+            yield
+            yield
+        finally:
+            self.log.append("done")
+
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
+        self.log.append(f"generate {request.draft_kind}")
+        yield from super().generate(request)
+
+    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+        self.log.append(f"warm up {request.draft_kind}")
+        yield
+
+
 def record_of(
     engine: Engine, request: GenerationRequest = REQUEST, *, repeats: int = 1
 ) -> RunRecord:
@@ -176,6 +200,39 @@ def test_the_order_alternates_from_repeat_to_repeat():
         ("speculative", 2),
         ("baseline", 2),
     ]
+
+
+def test_an_engine_is_prepared_before_each_generation_that_is_measured():
+    engine = PreparedEngine()
+    items = list(run(engine, REQUEST, baseline=True, repeats=2))
+
+    drafted = ["prepare model", "done", "generate model"]
+    plain = ["prepare none", "done", "generate none"]
+    assert engine.log == ["warm up model", "warm up none", *drafted, *plain, *plain, *drafted]
+    # Each warm-up is one item, each preparation two; none of it is an event.
+    assert sum(isinstance(item, WarmUp) for item in items) == 2 + 2 * 4
+    speculative = [item for item in items if item != WarmUp("baseline")]
+    assert speculative[:3] == [WarmUp("speculative")] * 3
+
+
+def test_a_run_without_a_baseline_is_prepared_as_well():
+    engine = PreparedEngine()
+    assert next(run(engine, REQUEST, baseline=False)) == WarmUp("speculative")
+    assert engine.log[0] == "prepare model"
+
+
+def test_a_run_that_is_stopped_while_it_is_prepared_generates_nothing():
+    engine = PreparedEngine()
+    items = run(engine, REQUEST, baseline=False)
+    next(items)
+    items.close()
+
+    assert engine.log == ["prepare model", "done"]
+
+
+def test_an_engine_needs_no_preparation_by_itself():
+    assert list(ScriptedEngine().prepare(REQUEST)) == []
+    assert ScriptedEngine().is_open
 
 
 def test_without_a_baseline_the_request_is_run_alone_and_at_once():

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.child import PROJECT_ROOT, child_lines, own_module
+from engines.child import PROJECT_ROOT, child_lines, kill_tree, own_module
 from engines.errors import EngineBuildError
 
 ENDS_WITHIN_S = 10
@@ -73,7 +73,10 @@ def test_variables_are_set_on_top_of_the_own_ones(monkeypatch: pytest.MonkeyPatc
         ("print('error: no such model'); print('bye'); exit(1)", "working: no such model"),
         ("print('Traceback'); print('KeyError: 3'); exit(1)", "working: KeyError: 3"),
         ("exit(3)", "working: exit status 3"),
-        ("import os; os.kill(os.getpid(), 9)", "working: it was killed by signal 9 (perhaps memory ran out)"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "working: it was killed by signal 9 (perhaps memory ran out)",
+        ),
     ],
     ids=["its own sentence", "its last line", "its exit status", "killed"],
 )
@@ -123,6 +126,64 @@ def test_what_a_finished_child_left_running_is_killed():
     (line,) = lines_of(script)
 
     assert ends(int(line))
+
+
+@pytest.mark.parametrize(
+    "script", ["time.sleep(60)", "while True: print('at work')"], ids=["silent", "talking"]
+)
+def test_a_child_that_takes_too_long_is_killed_and_told(script: str):
+    script = f"import os, time\nprint(os.getpid(), 'at work', flush=True)\n{script}"
+    lines = child_lines(python(script), action="working", timeout_s=1.0)
+    pid = int(next_line(lines).split()[0])
+
+    with pytest.raises(
+        EngineBuildError, match=r"^working: it did not end within 1 s; its last line .*: .*at work$"
+    ):
+        list(lines)
+    assert ends(pid)
+
+
+def test_a_child_that_said_nothing_in_time_has_no_last_line():
+    with pytest.raises(EngineBuildError, match=r"^working: it did not end within 1 s$"):
+        lines_of("import time; time.sleep(60)", timeout_s=0.6)
+
+
+def test_a_child_that_ends_in_time_is_left_alone():
+    assert lines_of("print('one')", timeout_s=60.0) == ["one"]
+
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_killing_a_tree_kills_what_has_left_its_group():
+    with subprocess.Popen(
+        python(FAMILY), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        pid = pid_of_child(process)
+        kill_tree(process)
+        kill_tree(process)
+
+    assert process.returncode == -signal.SIGKILL
+    assert ends(pid)
+
+
+def test_killing_a_tree_whose_head_has_ended_kills_the_rest_of_its_group():
+    script = FAMILY.replace(", start_new_session=True", "").replace("time.sleep(600)\n", "")
+    with subprocess.Popen(
+        python(script), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        pid = pid_of_child(process)
+        process.wait(timeout=60)
+        kill_tree(process)
+
+    assert ends(pid)
 
 
 PROGRAM = """

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from engines.backends import BACKENDS, create_backend
 from engines.base import Engine
 from engines.benchmark import RunRecord, run, settings_of
-from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
+from engines.config import DraftKind, EngineConfig, Flow, GenerationRequest, SamplingParams
 from engines.errors import EngineError
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step
 from engines.replay import ReplayEngine
+from engines.slot import EngineSlot
 from engines.stats import stats_of
+from engines.store import EngineStore
+from engines.tensorrt_llm_backend.backend import TensorRTBackend
+from tests.engines.tensorrt_llm.machine import config_of, on_machine
+from tests.fake_tensorrt_llm.scenario import Scenario
+from tests.fake_tensorrt_llm.site import FakeInstall, write_site
 
 PROMPT = "one two three one two three one two"
 MAX_NEW_TOKENS = 12
 NUM_DRAFT_TOKENS = 3
 
 
-def request_of(
-    engine: Engine, kind: DraftKind = "model", *, sampling: SamplingParams | None = None
-) -> GenerationRequest:
+def request_of(engine: Engine, kind: DraftKind = "model") -> GenerationRequest:
+    """Return a request that every engine takes: TensorRT-LLM's may be greedy only."""
+    temperature = 0.0 if engine.info.backend == "tensorrt_llm" else 1.0
     return GenerationRequest(
         engine.encode(PROMPT, chat_template=False),
         kind,
         0 if kind == "none" else NUM_DRAFT_TOKENS,
         MAX_NEW_TOKENS,
-        sampling or SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(temperature=temperature, seed=3),
         num_top_tokens=2,
     )
 
@@ -45,11 +53,45 @@ def replay_engine(tiny_engine: Engine) -> ReplayEngine:
     return ReplayEngine(record, speed=None)
 
 
-@pytest.fixture(params=["tiny_engine", "replay_engine"], ids=["transformers", "replay"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeInstall:
+    return write_site(tmp_path_factory.mktemp("tensorrt-llm") / "install", Scenario())
+
+
+def tensorrt_engine(fake: FakeInstall, target: Path, draft: Path, flow: Flow) -> Engine:
+    backend = TensorRTBackend(EngineStore(fake.site.parent / "store"))
+    with on_machine(fake):
+        return EngineSlot(lambda name: backend).load(config_of(target, draft, flow=flow))
+
+
+@pytest.fixture(scope="module")
+def engine_flow(fake: FakeInstall, tiny_target: Path, tiny_draft: Path) -> Iterator[Engine]:
+    with tensorrt_engine(fake, tiny_target, tiny_draft, "engine") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def pytorch_flow(fake: FakeInstall, tiny_target: Path, tiny_draft: Path) -> Iterator[Engine]:
+    with tensorrt_engine(fake, tiny_target, tiny_draft, "pytorch") as engine:
+        yield engine
+
+
+ENGINES = {
+    "transformers": "tiny_engine",
+    "replay": "replay_engine",
+    "TensorRT-LLM, engine flow": "engine_flow",
+    "TensorRT-LLM, PyTorch flow": "pytorch_flow",
+}
+
+
+@pytest.fixture(params=ENGINES.values(), ids=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = request.getfixturevalue(request.param)
     assert isinstance(engine, Engine)
-    return engine
+    with ExitStack() as machines:
+        if request.param == "pytorch_flow":  # which loads what a run needs
+            machines.enter_context(on_machine(request.getfixturevalue("fake")))
+        yield engine
 
 
 @pytest.fixture(params=["model", "prompt_lookup", "none"])
@@ -143,8 +185,8 @@ def test_reported_probabilities_are_probabilities(events: list[GenerationEvent])
 # -- the engine
 
 
-def ids_of(engine: Engine, sampling: SamplingParams | None = None) -> list[int]:
-    return stats_of(engine.generate(request_of(engine, sampling=sampling))).output_token_ids
+def ids_of(engine: Engine) -> list[int]:
+    return stats_of(engine.generate(request_of(engine))).output_token_ids
 
 
 def test_one_seed_repeats_its_trace(engine: Engine):

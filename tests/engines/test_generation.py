@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import example, given, strategies as st
 
 from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import ModelProposer, NoProposer
-from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token
-from engines.generation import Stopwatch, Vocabulary, generate_events
-from engines.speculative import decode
+from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token, Totals
+from engines.generation import Rounds, Stopwatch, Vocabulary, generate_events
+from engines.speculative import Pass, PrefillChunk, decode
 from engines.stats import stats_of
 from tests.conftest import STOP_ID, VOCAB_SIZE, TableModel
 from tests.engines.test_speculative import (
@@ -334,6 +335,123 @@ def test_the_time_of_a_step_is_split_into_drafting_and_verifying(letters: Vocabu
     draft = TimedModel(model_saying("abcdefg"), clock, pass_s=1)
     (step,) = steps_of(generate(target, draft, letters, max_new_tokens=5))
     assert (step.draft_s, step.target_s, step.elapsed_s) == (4, 10, 14)
+
+
+# -- what a library tells that runs the loop itself
+
+REQUEST = GenerationRequest((PROMPT_TOKEN_ID,), "model", num_draft_tokens=4)
+READ = PrefillChunk(0)
+
+
+def told(*items: PrefillChunk | Pass | Totals) -> Rounds:
+    yield from items
+
+
+def outcome(
+    letters: str,
+    num_accepted: int | None = 0,
+    num_drafted: int | None = 0,
+    *,
+    is_last: bool = False,
+    step_s: float = 0.25,
+) -> Pass:
+    token_ids = tuple(ord(letter) - ord("a") for letter in letters)
+    return Pass(token_ids, num_accepted, num_drafted, is_last, step_s)
+
+
+@pytest.mark.parametrize(
+    ("pass_", "expected", "is_whole"),
+    [
+        pytest.param(outcome("b"), "b target", True, id="nothing drafted"),
+        pytest.param(
+            outcome("bcd", 2, 2), "b accepted, c accepted, d bonus", True, id="all accepted"
+        ),
+        pytest.param(outcome("bc", 1, 3), "b accepted, c recovered", False, id="some accepted"),
+        pytest.param(outcome("b", 0, 3), "b recovered", False, id="none accepted"),
+        pytest.param(
+            outcome("bc", 1, 3, is_last=True),
+            "b accepted, c unreported",
+            False,
+            id="the last may have been drafted, too",
+        ),
+        pytest.param(
+            outcome("bc", 1, 1, is_last=True), "b accepted, c bonus", True, id="the last, all kept"
+        ),
+        pytest.param(
+            outcome("bh", 2, 3, is_last=True), "b accepted, h accepted", False, id="an own end"
+        ),
+        pytest.param(
+            outcome("bc", 1, None), "b accepted, c unreported", False, id="no number drafted"
+        ),
+        pytest.param(
+            outcome("bcd", None, None), "b unreported, c unreported, d unreported", False, id="none"
+        ),
+    ],
+)
+def test_what_became_of_drafts_is_told_as_far_as_it_is_known(
+    letters: Vocabulary, pass_: Pass, expected: str, is_whole: bool
+):
+    (step,) = steps_of(generate_events(told(READ, pass_), REQUEST, letters))
+
+    assert described(step) == expected
+    assert step.rejected == (() if is_whole else None)
+    assert step.num_draft_tokens == pass_.num_draft_tokens
+    assert step.draft_s == (0 if pass_.num_draft_tokens == 0 else None)
+    assert all(token.target_prob is token.draft_prob is None for token in step.tokens)
+
+
+def test_passes_are_timed_by_the_library_and_not_by_who_reads_them(
+    letters: Vocabulary, clock: Clock
+):
+    events = generate_events(
+        told(READ, outcome("b", step_s=0.5), outcome("c", step_s=0.25)), REQUEST, letters
+    )
+    elapsed_s = []
+    for event in events:
+        elapsed_s.append(event.elapsed_s)
+        clock.now_s += 100
+
+    assert elapsed_s == [0, 0.5, 0.75, 0.75]
+
+
+def test_passes_add_to_the_text_and_the_last_leaves_nothing_unfinished():
+    passes = told(READ, outcome("eb"), outcome("c"), outcome("d"), outcome("bc", is_last=True))
+    events = generate_events(passes, REQUEST, byte_vocabulary)
+
+    assert texts_of(steps_of(events)) == [["e", ""], [""], ["日"], ["", "\ufffd"]]
+
+
+@pytest.mark.parametrize(("last", "reason"), [("h", "stop"), ("g", "length")])
+def test_the_totals_come_with_the_end_and_make_no_step(
+    letters: Vocabulary, clock: Clock, last: str, reason: Any
+):
+    totals = Totals(num_drafts=1, num_draft_tokens=4, draft_s=0.125)
+    items = told(READ, outcome("b"), outcome(last, is_last=True), totals)
+    *events, end = generate_events(items, REQUEST, letters)
+
+    assert [type(event) for event in events] == [Prefill, Step, Step]
+    assert end == Finish(reason, 0.5, totals)
+
+
+def test_without_totals_the_end_has_none(letters: Vocabulary, clock: Clock):
+    *_, end = generate_events(told(READ, outcome("b")), REQUEST, letters)
+    assert end == Finish("length", 0.25, Totals(None, None, None))
+
+
+def test_closing_a_generation_closes_its_rounds(letters: Vocabulary):
+    closed = []
+
+    def rounds() -> Rounds:
+        try:
+            yield from told(READ, outcome("b"), outcome("c"))
+        finally:
+            closed.append(True)
+
+    events = generate_events(rounds(), REQUEST, letters)
+    next(events)
+    assert closed == []
+    events.close()
+    assert closed == [True]
 
 
 # -- whatever is asked for

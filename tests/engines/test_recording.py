@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings as hypothesis_settings, stra
 from engines import recording
 from engines.benchmark import RunEvent, RunRecord
 from engines.errors import RecordingError
-from engines.events import Finish, Prefill, Step, Token, TopEntry
+from engines.events import Finish, Prefill, Step, Token, TopEntry, Totals
 from engines.recording import read_recording, recording_lines, write_recording
 from tests.engines.conftest import largest_file
 
@@ -212,6 +212,32 @@ def test_what_was_not_reported_is_read_back_as_not_reported(tmp_path: Path, step
     json.dumps(record.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    "totals",
+    [
+        Totals(),
+        Totals(num_drafts=1, num_draft_tokens=2, draft_s=0.1),
+        Totals(num_draft_tokens=1),  # that was accepted
+        Totals(num_drafts=0, draft_s=0.0),
+    ],
+    ids=str,
+)
+def test_totals_are_read_back_exactly(tmp_path: Path, totals: Totals):
+    record = RunRecord("prompt", {"repeats": 1}, {})
+    for event in (Prefill(9, 8, 0.25), UNCOUNTED, Finish("length", 0.8, totals)):
+        record.apply(RunEvent("speculative", 0, event))
+    write_recording(record, tmp_path / "run.jsonl")
+
+    assert read_recording(tmp_path / "run.jsonl") == record
+    json.dumps(record.to_dict(), allow_nan=False)
+
+
+def test_a_recording_without_totals_is_read(tmp_path: Path):
+    lines = [without(line, "totals") for line in lines_of(make_record())]
+
+    assert read_lines(tmp_path, *map(json.dumps, lines)) == make_record()
+
+
 def test_a_recording_without_anything_unreported_is_written_as_ever():
     assert {*STEP_LINE} == {
         *("side", "repeat", "type", "tokens", "rejected", "num_draft_tokens"),
@@ -370,6 +396,28 @@ HOSTILE: dict[str, tuple[list[object], str]] = {
         "10 tokens read of a prompt of 9",
     ),
     "an unknown end": ([HEADER, changed(FINISH, "reason", "tired")], "reason: Input should be"),
+    "totals that are no totals": ([HEADER, changed(FINISH, "totals", [])], "totals: Input should"),
+    "no totals": ([HEADER, changed(FINISH, "totals", None)], "totals: Input should"),
+    "a total as text": (
+        [HEADER, changed(FINISH, "totals.num_drafts", "3")],
+        "totals.num_drafts: Input should",
+    ),
+    "fewer drafts than none": (
+        [HEADER, changed(FINISH, "totals.num_drafts", -1)],
+        "totals.num_drafts is -1, which is no count",
+    ),
+    "fewer drafted in all than none": (
+        [HEADER, changed(FINISH, "totals.num_draft_tokens", -1)],
+        "totals.num_draft_tokens is -1, which is no count",
+    ),
+    "a total time that is no time": (
+        [HEADER, changed(FINISH, "totals.draft_s", -0.1)],
+        "totals.draft_s is -0.1, which is no time",
+    ),
+    "more accepted than drafted in all": (
+        [HEADER, PREFILL, STEP_LINE, changed(FINISH, "totals.num_draft_tokens", 0)],
+        "0 drafted tokens in all, but 1 of them accepted",
+    ),
     "a step behind the end": (
         [HEADER, FINISH, changed(STEP_LINE, "elapsed_s", 9.0)],
         "a Step cannot follow a Finish",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin
+from engines.events import Finish, GenerationEvent, Prefill, Step, Token, TokenOrigin, Totals
 from engines.stats import (
     FirstDifference,
     GenerationStats,
@@ -210,6 +210,55 @@ def test_times_add_up_where_only_some_steps_tell_that_of_drafting(order: int):
     steps = [drafted_step(4, 4, 2.0), untold(drafted_step(1, 4, 3.0))][::order]
     stats = stats_of(steps)
     assert (stats.draft_s, stats.target_s) == (None, 1.5)
+
+
+# -- totals, where steps leave things out
+
+TOTALS = Totals(num_drafts=3, num_draft_tokens=12, draft_s=0.75)
+
+
+def with_totals(events: list[GenerationEvent], totals: Totals = TOTALS) -> GenerationStats:
+    return stats_of([*events[:-1], Finish("length", 5.0, totals)])
+
+
+def test_totals_stand_in_for_what_the_steps_leave_out():
+    stats = with_totals(UNCOUNTED)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 12, 5)
+    assert stats.acceptance_rate == pytest.approx(5 / 12)
+    assert stats.mean_acceptance_length == pytest.approx(1 + 5 / 3)
+    assert (stats.draft_s, stats.target_s) == (0.75, 1.5)
+    assert stats.to_dict() == stats_of(ROUNDS).to_dict()
+
+
+def test_totals_leave_alone_what_the_steps_tell():
+    others = Totals(num_drafts=99, num_draft_tokens=99, draft_s=99.0)
+    assert with_totals(ROUNDS, others) == stats_of(ROUNDS)
+
+
+def test_of_passes_that_come_as_one_only_the_totals_are_known():
+    stats = with_totals(MERGED)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.draft_s) == (3, 12, 0.75)
+    assert stats.num_accepted_tokens is stats.acceptance_rate is None
+    assert stats.mean_acceptance_length is stats.num_steps is None
+
+
+@pytest.mark.parametrize(
+    ("totals", "known"),
+    [
+        (Totals(), (None, None, None)),
+        (Totals(num_drafts=3), (3, None, None)),
+        (Totals(num_draft_tokens=12), (None, 12, None)),
+        (Totals(draft_s=0.75), (None, None, 0.75)),
+    ],
+)
+def test_totals_may_leave_things_out_as_well(totals: Totals, known: tuple[object, ...]):
+    stats = with_totals(UNCOUNTED, totals)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.draft_s) == known
+
+
+def test_drafting_takes_no_longer_than_the_steps_whatever_another_clock_says():
+    stats = with_totals(UNCOUNTED, Totals(draft_s=99.0))
+    assert (stats.draft_s, stats.target_s) == (2.25, 0)
 
 
 # -- no acceptance, no speed

@@ -21,12 +21,14 @@ from typing import Any, TextIO
 PROTOCOL = 1
 BEAT_S = 0.5
 STATS_TIMEOUT_S = 1.0  # to wait for the last statistics of a run
+STALE_STATS_TIMEOUT_S = 0.05  # for those of a run before it, which was stopped or failed
 TARGET_MEMORY_FRACTION = 0.4  # of what is free when it is loaded, for its KV cache at most
 DRAFT_MEMORY_FRACTION = 0.2
 PYTORCH_MEMORY_FRACTION = 0.3
 CACHED_TEXTS = 2  # as long as the longest that the KV cache has room for
 NGRAM_SIZE = 3
 CERTAIN = -1e30  # the logit of an id that a draft cannot be
+NO_ID = -1  # as an end id: no text ends with it
 
 
 def main() -> None:
@@ -45,9 +47,7 @@ def main() -> None:
         try:
             if operation == "open":
                 flow = flows[request.pop("flow")](channel, **request)
-                result = flow.facts()
-            elif operation == "close":
-                result = flow.close()
+                result = None
             else:
                 result = getattr(flow, operation)(**request)
         except Exception as exc:  # whatever the library raises is for the other side to judge
@@ -132,12 +132,6 @@ class EngineFlow:
             channel.send("progress", text="loading the draft")
             self._draft = open_runner(draft, DRAFT_MEMORY_FRACTION, limits)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what only a loaded engine tells."""
-        runners = {"target": self._target, "draft": self._draft}
-        widths = {role: r.vocab_size_padded for role, r in runners.items() if r is not None}
-        return {"padded_vocab_sizes": widths}
-
     def begin(
         self, prompt: list[int], sampling: dict[str, Any] | None, uses_draft: bool
     ) -> dict[str, Any]:
@@ -187,14 +181,14 @@ class EngineFlow:
             "target_s": verified - drafted,
         }
 
-    def plain(self, max_new_tokens: int, stop_token_ids: list[int]) -> dict[str, Any]:
+    def plain(self, max_new_tokens: int, stop_token_ids: list[int]) -> None:
         """Decode without drafts, sending tokens as they come. It cannot be interrupted."""
         num_known = len(self._prefix)
         started = time.perf_counter()
         outputs = self._target.generate(
             [self._torch.tensor(self._prefix, dtype=self._torch.int32)],
             max_new_tokens=max_new_tokens,
-            end_id=-1,  # an end id would be left out of the output, a stop word is not
+            end_id=NO_ID,  # an end id would be left out of the output, a stop word is not
             pad_id=0,
             stop_words_list=[[[id_] for id_ in stop_token_ids]] if stop_token_ids else None,
             streaming=True,
@@ -209,7 +203,6 @@ class EngineFlow:
                 now = time.perf_counter()
                 self._channel.send("item", tokens=new, step_s=now - started)
                 started, num_known = now, length
-        return {}
 
     def close(self) -> None:
         """Let go of the device."""
@@ -222,7 +215,7 @@ class EngineFlow:
         outputs = runner.generate(
             [self._torch.tensor(self._prefix, dtype=self._torch.int32)],
             max_new_tokens=max_new_tokens,
-            end_id=-1,  # never left out, never a reason to end: the other side cuts
+            end_id=NO_ID,  # never left out, never a reason to end: the other side cuts
             pad_id=0,
             return_dict=True,
             output_sequence_lengths=True,
@@ -306,6 +299,7 @@ class PyTorchFlow:
                 "speculative_config": speculative_config(draft_kind, draft, num_draft_tokens),
                 "disable_overlap_scheduler": True,
             }
+        self._has_drafts = bool(speculative)
         self._llm = LLM(
             model=model,
             tensor_parallel_size=tensor_parallel_size,
@@ -324,39 +318,35 @@ class PyTorchFlow:
             **speculative,
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return nothing: it tells nothing more."""
-        return {}
-
-    def begin(self, prompt: list[int]) -> dict[str, Any]:
+    def begin(self, prompt: list[int]) -> None:
         """Read a prompt, so that its blocks are cached."""
         from tensorrt_llm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         self._llm.generate_async(prompt, params, streaming=False).result()
-        return {}
+        self._llm.get_stats(STALE_STATS_TIMEOUT_S)
 
     def stream(
         self,
         prompt: list[int],
         max_new_tokens: int,
-        end_id: int | None,
         stop_token_ids: list[int],
         sampling: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """Generate, sending what each pass of the target adds."""
+        """Generate, sending what each pass of the target adds.
+
+        `sampling` is None for greedy decoding.
+        """
         from tensorrt_llm.sampling_params import SamplingParams
 
-        drawn: dict[str, Any] = {"temperature": 0.0}
-        if sampling is not None:
-            drawn = dict(sampling)
         params = SamplingParams(
             max_tokens=max_new_tokens,
-            end_id=end_id,
+            end_id=NO_ID,  # some versions would leave an end id out of the output
+            pad_id=0,
             stop_token_ids=stop_token_ids or None,
             include_stop_str_in_output=True,
             detokenize=False,
-            **drawn,
+            **(sampling or {"temperature": 0.0}),
         )
         iteration, num_known, started = 0, 0, time.perf_counter()
         output = self._llm.generate_async(prompt, params, streaming=True)
@@ -371,11 +361,8 @@ class PyTorchFlow:
                 num_known, started, iteration = len(token_ids), now, passed
             if self._channel.cancelled.is_set():
                 output.abort()
-                break
-        return {
-            "finish_reason": output.outputs[0].finish_reason,
-            "statistics": list(self._statistics()),
-        }
+                return {}
+        return {"statistics": list(self._statistics()) if self._has_drafts else []}
 
     def close(self) -> None:
         """Let go of the device."""
