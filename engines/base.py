@@ -92,8 +92,8 @@ class Engine(ABC):
         """Whether it can generate. One whose process has ended cannot, and is loaded anew."""
         return True
 
-    def prepare(self, request: GenerationRequest) -> Generator[None, None, None]:
-        """Make ready what a request needs beyond what is loaded, yielding meanwhile.
+    def prepare(self, request: GenerationRequest) -> Generator[str | None, None, None]:
+        """Make ready what a request needs beyond what is loaded, yielding log lines, or None.
 
         Called before each generation that is measured; here there is nothing to do.
 
@@ -102,8 +102,10 @@ class Engine(ABC):
         """
         yield from ()
 
-    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         """Do once what the request will do often, yielding between passes; nothing is kept.
+
+        What it yields is as for `prepare`.
 
         A measured run then pays nothing that comes once. A back end that can force the passes of
         a request, drafts included, does that instead of generating a few tokens.
@@ -111,7 +113,7 @@ class Engine(ABC):
         short = replace(request, max_new_tokens=min(request.max_new_tokens, WARM_UP_TOKENS))
         with closing(self.generate(short)) as events:
             for _ in events:
-                yield
+                yield None
 
     def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
         """Return by how much the target prefers one next token to another; None if it cannot say.

@@ -32,9 +32,10 @@ MAX_REPEATS = 9
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """A side is being warmed up. Nothing of it is kept."""
+    """A side is being made ready or warmed up. Nothing of it is kept."""
 
     side: Side
+    message: str | None = None  # a log line
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +150,16 @@ def run(
         requests["baseline"] = request.plain()
         for side, side_request in requests.items():
             with closing(engine.warm_up(side_request)) as passes:
-                for _ in passes:
-                    yield WarmUp(side)
+                for message in passes:
+                    yield WarmUp(side, message)
     has_parted = False
     for repeat in range(repeats):
         outputs: dict[Side, list[int]] = {}
         for side in requests if repeat % 2 == 0 else reversed(requests):
             outputs[side] = []
             with closing(engine.prepare(requests[side])) as preparing:
-                for _ in preparing:
-                    yield WarmUp(side)
+                for message in preparing:
+                    yield WarmUp(side, message)
             with closing(engine.generate(requests[side])) as events:
                 for event in events:
                     if isinstance(event, Step):

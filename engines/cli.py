@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from engines.backends import BACKENDS
 from engines.base import LOADING, BuildProgress, Engine
-from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, run, settings_of
+from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, WarmUp, run, settings_of
 from engines.checkpoints import built_path, parse_reference
 from engines.child import child_lines, own_module
 from engines.config import (
@@ -282,6 +282,8 @@ def _stream(
     try:
         for item in run(engine, request, baseline=args.baseline, repeats=args.repeats):
             record.apply(item)
+            if isinstance(item, WarmUp) and item.message:
+                _say(f"  {item.message}")
             if args.json or not isinstance(item, RunEvent):
                 continue
             if shown != (item.side, item.repeat):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
@@ -34,6 +35,24 @@ LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
     ),
     ModelLoadError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A tokenizer, and what a generation needs of it."""
+
+    tokenizer: Any
+    vocabulary: Vocabulary
+
+    @classmethod
+    def load(cls, path: Path, *, name: str) -> Self:
+        """Return that of a checkpoint.
+
+        Raises:
+            ModelLoadError: It has none, or one that cannot be read.
+        """
+        tokenizer = load_tokenizer(path, name=name)
+        return cls(tokenizer, vocabulary_of(tokenizer, path))
 
 
 def load_tokenizer(path: Path, *, name: str) -> Any:

@@ -278,6 +278,7 @@ class RunState:
     lanes: dict[Side, Lane] = field(default_factory=lambda: {side: Lane() for side in SIDES})
     current: Side | None = None
     warming_up: Side | None = None  # or loading
+    warming_line: str = ""  # of the log of that
     warming_since: float = field(default=0.0, compare=False)  # by the clock `time.monotonic`
 
     @classmethod
@@ -293,8 +294,8 @@ class RunState:
     def apply(self, item: RunItem) -> None:
         """Take in one more item of the run."""
         self.record.apply(item)
-        if isinstance(item, WarmUp) and item.side != self.warming_up:
-            self.warming_up, self.warming_since = item.side, time.monotonic()
+        if isinstance(item, WarmUp):
+            self._apply_warm_up(item)
         if not isinstance(item, RunEvent):
             return
         self.current, self.warming_up = item.side, None
@@ -304,6 +305,12 @@ class RunState:
         lane.stats.apply(item.event)
         if isinstance(item.event, Step):
             lane.html += step_html(item.event)
+
+    def _apply_warm_up(self, item: WarmUp) -> None:
+        if item.side != self.warming_up:
+            self.warming_up, self.warming_since = item.side, time.monotonic()
+            self.warming_line = ""
+        self.warming_line = item.message or self.warming_line
 
 
 @dataclass(slots=True)

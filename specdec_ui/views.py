@@ -152,7 +152,8 @@ def running_text(state: RunState) -> str:
     if state.warming_up is not None:
         seconds = time.monotonic() - state.warming_since
         elapsed = f" {clock(seconds)}" if seconds >= 1 else ""
-        return f"Warming up, {SIDE_NAMES[state.warming_up].lower()} …{elapsed}"
+        said = f": {state.warming_line}" if state.warming_line else ""
+        return f"Warming up, {SIDE_NAMES[state.warming_up].lower()} …{elapsed}{said}"
     if state.current is None:
         return "Starting …"
     stats = state.lanes[state.current].stats

@@ -14,6 +14,7 @@ from engines.checkpoints import needed_references
 from engines.config import EngineConfig
 from engines.environment import gigabytes
 from engines.errors import BackendUnavailableError
+from engines.generators import finished
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.engine_build import build_lines
 from engines.tensorrt_llm_backend.engine_plan import Role
@@ -67,13 +68,7 @@ class TensorRTBackend(Backend):
             yield from run_stages(stages)
 
     def load(self, config: EngineConfig) -> Engine:
-        loading = self.loading(config)
-        while True:
-            try:
-                next(loading)
-            except StopIteration as ended:
-                engine: Engine = ended.value
-                return engine
+        return finished(self.loading(config))
 
     def loading(self, config: EngineConfig) -> Generator[BuildProgress, None, Engine]:
         from engines.tensorrt_llm_backend.loading import load_engine_flow, load_pytorch_flow

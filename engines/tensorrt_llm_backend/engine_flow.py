@@ -13,11 +13,14 @@ from engines.config import DraftKind, GenerationRequest
 from engines.drafting import Draft, DraftRequest, EchoProposer, PromptLookupProposer, Proposer
 from engines.errors import GenerationError
 from engines.generation import Rounds
+from engines.generators import finished
 from engines.rejection import Verdict
 from engines.speculative import Pass, PrefillChunk, Round, Verification
-from engines.tensorrt_llm_backend.engine import TensorRTEngine, Text, finished
 from engines.tensorrt_llm_backend.worker_process import Worker
+from engines.text_engine import TextEngine
+from engines.tokenizer import Text
 
+LONGER = ", or build with a larger max_seq_len"
 WARM_UP_ROUNDS = 2
 
 
@@ -31,7 +34,7 @@ class Limits:
     accepts_logits: bool
 
 
-class EngineFlowEngine(TensorRTEngine):
+class EngineFlowEngine(TextEngine):
     """A target engine with a draft engine, or with prompt lookup alone."""
 
     def __init__(
@@ -42,7 +45,7 @@ class EngineFlowEngine(TensorRTEngine):
         worker: Worker,
         limits: Limits,
     ) -> None:
-        super().__init__(info, text, draft_kinds)
+        super().__init__(info, text, draft_kinds, longer=LONGER)
         self._worker = worker
         self._limits = limits
 

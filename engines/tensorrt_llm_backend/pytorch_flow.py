@@ -16,11 +16,14 @@ from engines.config import DraftKind, GenerationRequest
 from engines.errors import GenerationError
 from engines.events import Totals
 from engines.generation import Rounds
+from engines.generators import finished
 from engines.speculative import Pass, PrefillChunk
-from engines.tensorrt_llm_backend.engine import TensorRTEngine, Text, finished
 from engines.tensorrt_llm_backend.gpus import Gpu
 from engines.tensorrt_llm_backend.worker_process import Worker
+from engines.text_engine import TextEngine
+from engines.tokenizer import Text
 
+LONGER = ", or load with a larger max_seq_len"
 WARM_UP_PASSES = 2
 ROOM = 1.2  # of what the first worker took must be free for the second
 
@@ -45,7 +48,7 @@ class Models:
     is_two_model: bool  # the draft is an engine of its own, which also drafts when sampling
 
 
-class PyTorchFlowEngine(TensorRTEngine):
+class PyTorchFlowEngine(TextEngine):
     """A target, and whatever the library drafts with. Workers are loaded when a run needs them."""
 
     def __init__(
@@ -72,7 +75,7 @@ class PyTorchFlowEngine(TensorRTEngine):
             start_timeout_s: The longest that loading may take.
             step_timeout_s: The longest from one pass to the next.
         """
-        super().__init__(info, text, draft_kinds)
+        super().__init__(info, text, draft_kinds, longer=LONGER)
         self._models = models
         self._make_worker = make_worker
         self._look_at_gpus = look_at_gpus
@@ -98,7 +101,7 @@ class PyTorchFlowEngine(TensorRTEngine):
                 f"'{request.draft_kind}'; use temperature 0"
             )
 
-    def prepare(self, request: GenerationRequest) -> Generator[None, None, None]:
+    def prepare(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         self.check(request)
         side = _side_of(request)
         if side in self._workers and self._workers[side].is_alive:
@@ -107,7 +110,7 @@ class PyTorchFlowEngine(TensorRTEngine):
         free_before = self._free_bytes()
         worker = self._make_worker()
         models = self._models
-        loading = worker.open(
+        yield from worker.open(
             self._start_timeout_s,
             flow="pytorch",
             model=models.model,
@@ -118,28 +121,24 @@ class PyTorchFlowEngine(TensorRTEngine):
             dtype=models.dtype,
             tensor_parallel_size=models.tensor_parallel_size,
         )
-        with closing(loading):
-            for _ in loading:
-                yield
         self._workers[side] = worker
         free_after = self._free_bytes()
         if free_before is not None and free_after is not None and free_after < free_before:
             self._taken_bytes = max(self._taken_bytes or 0, free_before - free_after)
 
-    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         yield from self.prepare(request)
         num_tokens = WARM_UP_PASSES * (request.num_draft_tokens + 1)
         with closing(self.rounds(replace(request, max_new_tokens=num_tokens))) as rounds:
             for _ in rounds:
-                yield
+                yield None
 
     def close(self) -> None:
         self._is_closed = True
         self._close_workers()
 
     def rounds(self, request: GenerationRequest) -> Rounds:
-        for _ in self.prepare(request):
-            pass
+        finished(self.prepare(request))
         worker = self._workers[_side_of(request)]
         prompt = list(request.prompt_token_ids)
         finished(worker.ask("begin", self._step_timeout_s, prompt=prompt))

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from threading import Lock
 from time import perf_counter
 from typing import Any
 
 import torch
 import transformers
 
-from engines.base import Engine, EngineInfo
+from engines.base import EngineInfo
 from engines.checkpoints import Reference, built_path, parse_reference
 from engines.compatibility import check_vocabularies
 from engines.config import DraftKind, EngineConfig, GenerationRequest
@@ -26,21 +25,12 @@ from engines.drafting import (
     Proposer,
     prefill_chunks,
 )
-from engines.errors import (
-    EngineError,
-    GenerationError,
-    translate_errors,
-)
-from engines.events import GenerationEvent
-from engines.generation import generate_events
+from engines.errors import EngineError, GenerationError, translate_errors
+from engines.generation import Rounds
 from engines.speculative import Round, decode
 from engines.store import EngineStore
-from engines.tokenizer import (
-    encode_prompt,
-    generation_settings,
-    load_tokenizer,
-    vocabulary_of,
-)
+from engines.text_engine import TextEngine
+from engines.tokenizer import Text, generation_settings, load_tokenizer
 from engines.transformers_backend.cpu_linear import has_wide_onednn
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
@@ -68,7 +58,7 @@ IGNORED_SETTINGS = {
 }
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(TextEngine):
     """A target with or without a draft. Prompt lookup and plain decoding need no draft."""
 
     def __init__(self, config: EngineConfig, store: EngineStore) -> None:
@@ -87,12 +77,11 @@ class TransformersEngine(Engine):
         draft_path = built_path(draft, store) if draft is not None else None
 
         # Tokenizers first: a pair that does not fit is refused before any weights are read.
-        self._tokenizer = load_tokenizer(target_path, name=target.name)
-        self._vocabulary = vocabulary_of(self._tokenizer, target_path)
+        text = Text.load(target_path, name=target.name)
         if draft is not None and draft_path is not None:
             draft_tokenizer = load_tokenizer(draft_path, name=draft.name)
             check_vocabularies(
-                target.name, self._tokenizer.get_vocab(), draft.name, draft_tokenizer.get_vocab()
+                target.name, text.tokenizer.get_vocab(), draft.name, draft_tokenizer.get_vocab()
             )
 
         started = perf_counter()
@@ -110,14 +99,14 @@ class TransformersEngine(Engine):
 
         models = [model for model in (self.target_model, self.draft_model) if model is not None]
         self._vocab_size = min(
-            len(self._tokenizer), *(model.config.get_text_config().vocab_size for model in models)
+            len(text.tokenizer), *(model.config.get_text_config().vocab_size for model in models)
         )
         ignored = {
             key: value
             for key, value in generation_settings(target_path).items()
             if key in IGNORED_SETTINGS and value not in (None, IGNORED_SETTINGS[key])
         }
-        self._info = EngineInfo(
+        info = EngineInfo(
             backend="transformers",
             target=_described(target),
             draft=None if draft is None else _described(draft),
@@ -128,28 +117,20 @@ class TransformersEngine(Engine):
             notes=_notes(dtype, ignored),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
-        self._busy = Lock()
+        kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
+        super().__init__(
+            info,
+            text,
+            kinds if self.draft_model is None else ("model", *kinds),
+            num_known_ids=self._vocab_size,
+        )
 
     @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def draft_kinds(self) -> tuple[DraftKind, ...]:
-        without_model: tuple[DraftKind, ...] = ("prompt_lookup", "none")
-        return without_model if self.draft_model is None else ("model", *without_model)
-
-    def encode(self, prompt: str, *, chat_template: bool) -> tuple[int, ...]:
-        token_ids = encode_prompt(self._tokenizer, prompt, chat_template=chat_template)
-        self._check_ids(token_ids)
-        return token_ids
-
-    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
-        self._check_request(request)
-        return self._generate(request)
+    def is_open(self) -> bool:
+        return self.target_model is not None
 
     def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
-        self._check_request(request)
+        self.check(request)
         # The prompt's last chunk, then passes that verify as many drafts as the request will.
         short = replace(
             request,
@@ -187,22 +168,15 @@ class TransformersEngine(Engine):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
-        # Not a `with`: the lock is held over yields, and another thread may close the generator.
-        if not self._busy.acquire(blocking=False):
-            raise GenerationError("the engine is busy with another generation; try again later")
-        try:
-            with translate_errors("generating failed", GENERATION_ERRORS):
-                rounds = decode(
-                    TransformersModel(self.target_model, vocab_size=self._vocab_size),
-                    self._proposer(request.draft_kind),
-                    request,
-                    stop_token_ids=self._vocabulary.stop_token_ids,
-                    context_length=self._info.context_length,
-                )
-                yield from generate_events(rounds, request, self._vocabulary)
-        finally:
-            self._busy.release()
+    def rounds(self, request: GenerationRequest) -> Rounds:
+        with translate_errors("generating failed", GENERATION_ERRORS):
+            yield from decode(
+                TransformersModel(self.target_model, vocab_size=self._vocab_size),
+                self._proposer(request.draft_kind),
+                request,
+                stop_token_ids=self._text.vocabulary.stop_token_ids,
+                context_length=self._info.context_length,
+            )
 
     def _proposer(self, kind: DraftKind) -> Proposer:
         match kind:
@@ -214,30 +188,6 @@ class TransformersEngine(Engine):
                 return PromptLookupProposer()
             case "none":
                 return NoProposer()
-
-    def _check_request(self, request: GenerationRequest) -> None:
-        if self.target_model is None:
-            raise GenerationError("the engine is closed; load it again")
-        if request.draft_kind not in self.draft_kinds:
-            raise ValueError(
-                f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
-                f"use one of {', '.join(self.draft_kinds)}"
-            )
-        self._check_ids(request.prompt_token_ids)
-
-    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
-        unknown = next((id_ for id_ in token_ids if not 0 <= id_ < self._vocab_size), None)
-        if unknown is not None:
-            raise ValueError(
-                f"the prompt has the token id {unknown}, and the models know 0 to "
-                f"{self._vocab_size - 1}: encode it with this engine"
-            )
-        limit = self._info.context_length
-        if len(token_ids) >= limit:
-            raise ValueError(
-                f"the prompt has {len(token_ids):,} tokens, and the context holds {limit:,} with "
-                "the answer: shorten the prompt"
-            )
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -360,6 +360,13 @@ def test_the_status_says_for_how_long_a_side_is_warmed_up(monkeypatch):
         clock.sleep(65 / 3)
     assert running_text(state) == "Warming up, baseline … 1 min 05 s"
 
+    state.apply(WarmUp("baseline", "loading the models"))
+    state.apply(WarmUp("baseline"))
+    assert running_text(state) == "Warming up, baseline … 1 min 05 s: loading the models"
+
+    state.apply(WarmUp("speculative"))
+    assert "loading" not in running_text(state)
+
 
 @pytest.mark.parametrize(
     ("progress", "text"),

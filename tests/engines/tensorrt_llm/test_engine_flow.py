@@ -264,7 +264,7 @@ def test_a_warm_up_verifies_whole_drafts(engine: Engine, fake: FakeInstall, kind
         ),
         pytest.param(
             request_of(tuple(range(200)), "none"),
-            "the prompt has 200 tokens, and the engine holds 200 with the answer: shorten",
+            "the prompt has 200 tokens, and the context holds 200 with the answer: shorten",
             id="a prompt without room for an answer",
         ),
         pytest.param(

@@ -1,49 +1,46 @@
-"""What both flows of TensorRT-LLM share: text and ids, checks, events from a worker's rounds."""
+"""What engines share that read and write text by a tokenizer: ids, checks, one run at a time."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
 
 from engines.base import Engine, EngineInfo
 from engines.config import DraftKind, GenerationRequest
 from engines.errors import GenerationError
 from engines.events import GenerationEvent
-from engines.generation import Rounds, Vocabulary, generate_events
-from engines.tokenizer import encode_prompt, load_tokenizer, vocabulary_of
-
-Result = TypeVar("Result")
+from engines.generation import Rounds, generate_events
+from engines.tokenizer import Text, encode_prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A tokenizer, and what a generation needs of it."""
+class TextEngine(Engine):
+    """An engine that yields rounds of ids, of which this makes events."""
 
-    tokenizer: Any
-    vocabulary: Vocabulary
+    def __init__(
+        self,
+        info: EngineInfo,
+        text: Text,
+        draft_kinds: tuple[DraftKind, ...],
+        *,
+        num_known_ids: int | None = None,
+        longer: str = "",
+    ) -> None:
+        """Keep what is shared.
 
-    @classmethod
-    def load(cls, path: Path, *, name: str) -> Text:
-        """Return that of a checkpoint.
-
-        Raises:
-            ModelLoadError: It has none, or one that cannot be read.
+        Args:
+            info: For the record of a run.
+            text: The target's tokenizer.
+            draft_kinds: On offer.
+            num_known_ids: Ids that the models know; None: as many as the tokenizer has.
+            longer: What else than a shorter prompt helps where the context is too short.
         """
-        tokenizer = load_tokenizer(path, name=name)
-        return cls(tokenizer, vocabulary_of(tokenizer, path))
-
-
-class TensorRTEngine(Engine):
-    """A pair whose passes a worker process makes."""
-
-    def __init__(self, info: EngineInfo, text: Text, draft_kinds: tuple[DraftKind, ...]) -> None:
         self._info = info
         self._text = text
         self._draft_kinds = draft_kinds
+        self._num_known_ids = len(text.tokenizer) if num_known_ids is None else num_known_ids
+        self._longer = longer
+        # Not used by `with`: it is held over yields, and another thread may close the generator.
         self._busy = Lock()
 
     @property
@@ -87,7 +84,6 @@ class TensorRTEngine(Engine):
         self._check_ids(request.prompt_token_ids)
 
     def _generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
-        # Not a `with`: the lock is held over yields, and another thread may close the generator.
         if not self._busy.acquire(blocking=False):
             raise GenerationError("the engine is busy with another generation; try again later")
         try:
@@ -96,26 +92,15 @@ class TensorRTEngine(Engine):
             self._busy.release()
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> None:
-        num_known = len(self._text.tokenizer)
-        unknown = next((id_ for id_ in token_ids if not 0 <= id_ < num_known), None)
+        unknown = next((id_ for id_ in token_ids if not 0 <= id_ < self._num_known_ids), None)
         if unknown is not None:
             raise ValueError(
-                f"the prompt has the token id {unknown}, and the models know 0 to {num_known - 1}: "
-                "encode it with this engine"
+                f"the prompt has the token id {unknown}, and the models know 0 to "
+                f"{self._num_known_ids - 1}: encode it with this engine"
             )
         limit = self._info.context_length
         if len(token_ids) >= limit:
             raise ValueError(
-                f"the prompt has {len(token_ids):,} tokens, and the engine holds {limit:,} with "
-                "the answer: shorten the prompt, or build with a larger max_seq_len"
+                f"the prompt has {len(token_ids):,} tokens, and the context holds {limit:,} with "
+                f"the answer: shorten the prompt{self._longer}"
             )
-
-
-def finished(asked: Generator[Any, None, Result]) -> Result:
-    """Wait for the result of something asked, passing over what comes before."""
-    while True:
-        try:
-            next(asked)
-        except StopIteration as ended:
-            result: Result = ended.value
-            return result
