@@ -459,7 +459,7 @@ def test_a_run_of_the_pytorch_flow_says_what_is_not_reported(make_machine, draft
     session = Session()
     view = make_machine(PYTORCH).finished(session, draft_kind=draft_kind)
     assert "output identical" in view["verdict"]
-    assert "pytorch flow" in view["verdict"]
+    assert "PyTorch flow" in view["verdict"]
     assert len(view["latency"].data) == 6
     assert ("class='m'" in view["speculative"]) == (draft_kind == "model")
     assert (NOT_REPORTED in view["figures"]) == (draft_kind != "none")
