@@ -51,6 +51,7 @@ def build_into_store(
     result: str = "",
     env: Mapping[str, str] = OFFLINE,
     timeout_s: float | None = None,
+    is_tied: bool = False,
 ) -> Generator[str | None, None, None]:
     """Let a child process fill a folder aside, and store that; nothing where it is there already.
 
@@ -65,6 +66,7 @@ def build_into_store(
         result: The part of that folder that is kept: its name, "" for the whole.
         env: Variables for the child, on top of this process's own.
         timeout_s: The longest that the child may take; None: as long as it wants.
+        is_tied: The child ends with this process, see `child_lines`.
 
     Raises:
         EngineBuildError: It failed, took too long, or there is no room.
@@ -75,7 +77,9 @@ def build_into_store(
             return
         _require_space(store, num_bytes(), action)
         with store.aside(key) as folder:
-            yield from child_lines(command(folder), action=action, env=env, timeout_s=timeout_s)
+            yield from child_lines(
+                command(folder), action=action, env=env, timeout_s=timeout_s, is_tied=is_tied
+            )
             with translate_errors("storing the engine", {OSError: EngineBuildError}):
                 entry = store.commit(folder / result, key=key, name=name, identity=identity)
     yield f"stored as {entry.key}, {entry.num_bytes / 1e6:.0f} MB"

@@ -16,12 +16,14 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
 from engines.errors import EngineBuildError
 
 HEARTBEAT_S = 0.25  # a silent child gives its caller a chance to stop this often
+MARK = "SPECDEC_CHILD"  # a variable of a child and of all that it starts
 ERROR_PREFIX = "error: "  # how a child of ours says in one sentence why it failed
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,6 +44,7 @@ def child_lines(
     action: str,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    is_tied: bool = False,
 ) -> Generator[str | None, None, None]:
     """Yield the lines that a child writes to either stream, and None while it is silent.
 
@@ -52,27 +55,29 @@ def child_lines(
         action: What the child does, for the message.
         env: Variables set on top of this process's own.
         timeout_s: The longest that the child may take; None: as long as it wants.
+        is_tied: Its standard input ends with this process, which it takes as a sign to end, too.
 
     Raises:
         EngineBuildError: The child failed; the text holds its own sentence, or its last line. Or
             it took too long.
     """
+    mark = uuid4().hex
     process = subprocess.Popen(
         args,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if is_tied else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **(env or {}), MARK: mark},
     )
     kill = partial(kill_tree, process)
     atexit.register(kill)  # the program may end with this generator still open
     lines: SimpleQueue[str | None] = SimpleQueue()
     reader = Thread(target=_read_lines, args=(process, lines), daemon=True)
     reader.start()
-    last_line, sentence = "", None
+    last_line, sentence, is_over = "", None, False
     deadline = inf if timeout_s is None else monotonic() + timeout_s
     try:
         while True:
@@ -83,6 +88,9 @@ def child_lines(
                 line = lines.get(timeout=HEARTBEAT_S)
             except Empty:
                 if process.poll() is not None:  # what it left running holds the stream open
+                    if is_over:
+                        break
+                    is_over = True
                     kill()
                 yield None
                 continue
@@ -102,7 +110,11 @@ def child_lines(
     finally:
         kill()
         atexit.unregister(kill)
-        reader.join()
+        if process.stdin is not None:
+            process.stdin.close()
+        reader.join(HEARTBEAT_S)
+        if reader.is_alive():  # what has left the group holds the stream open
+            kill_marked(MARK, mark)
 
 
 def _read_lines(process: subprocess.Popen[str], lines: SimpleQueue[str | None]) -> None:
@@ -125,16 +137,27 @@ def kill_tree(process: subprocess.Popen[Any]) -> None:
 
     Calling it twice is allowed.
     """
-    descendants: list[psutil.Process] = []
     if process.returncode is None:  # else its number may be another's by now
+        descendants: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             descendants = psutil.Process(process.pid).children(recursive=True)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
+        _kill_group(process.pid)
         for descendant in descendants:
             with suppress(psutil.NoSuchProcess):
                 descendant.kill()
         process.wait()
+    else:  # a group keeps its number as long as any of it lives
+        _kill_group(process.pid)
+
+
+def kill_marked(variable: str, value: str) -> None:
+    """Kill every process of this user that has inherited a variable with this value."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is somebody else's
+            if process.environ().get(variable) == value:
+                process.kill()
+
+
+def _kill_group(number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)

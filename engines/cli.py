@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> dict[str, Any]:
-    report = doctor()
+    report = doctor(python=args.python)
     if args.self_test:
         show = _Progress()
         usable = [name for name, backend in report["backends"].items() if backend["usable"]]
@@ -427,12 +427,7 @@ def _add_tensorrt_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{text} (default: %(default)s)",
         )
 
-    group.add_argument(
-        "--trtllm-python",
-        dest="python",
-        metavar="PATH",
-        help="the Python that has TensorRT-LLM (default: SPECDEC_TRTLLM_PYTHON, else this one)",
-    )
+    _add_python_argument(group)
     for name, kind, text in (
         ("flow", Flow, "engine: built engines; pytorch: the library's own loop, no build"),
         ("quantization", Quantization, "of the weights; auto: as the checkpoint is"),
@@ -449,13 +444,20 @@ def _add_tensorrt_arguments(parser: argparse.ArgumentParser) -> None:
     add("tensor_parallel_size", int, whole, "GPUs that share the target")
     add("draft_tensor_parallel_size", int, whole, "GPUs that share the draft")
     numbers = "use numbers with commas, as in 0,1"
-    add("devices", _whole_numbers, numbers, "numbers of the target's GPUs; (): the first ones")
-    add("draft_devices", _whole_numbers, numbers, "numbers of the draft's GPUs")
+    for name, role in (("devices", "target"), ("draft_devices", "draft")):
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_number(_whole_numbers, name, numbers),
+            default=(),
+            metavar="I,J,…",
+            help=f"numbers of the {role}'s GPUs (default: the first ones)",
+        )
     group.add_argument(
         "--launcher",
         default=usual.launcher,
         metavar="COMMAND",
-        help="put before the worker's command: mpirun with its options, trtllm-llmapi-launch",
+        help="put before the worker's command in the PyTorch flow, as in 'mpirun -n 16 --hostfile "
+        "hosts trtllm-llmapi-launch'; rank 0 must be on this machine",
     )
     for name, text in (
         ("build_timeout_s", "seconds that an engine's build may take"),
@@ -463,6 +465,16 @@ def _add_tensorrt_arguments(parser: argparse.ArgumentParser) -> None:
         ("step_timeout_s", "seconds that a step may take"),
     ):
         add(name, float, "use seconds", text)
+
+
+def _add_python_argument(to: Any) -> None:
+    to.add_argument(
+        "--trtllm-python",
+        dest="python",
+        metavar="PATH",
+        help="the Python that has TensorRT-LLM (default: SPECDEC_TRTLLM_PYTHON, else this one, "
+        "else what make trtllm made)",
+    )
 
 
 def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
@@ -599,12 +611,13 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     diagnosis = add(commands, "doctor", _doctor, "say what is installed and usable")
+    _add_python_argument(diagnosis)
     diagnosis.add_argument(
         "--self-test",
         action="store_true",
         help="build and run the bundled pair on every usable back end, and compare what they say",
     )
-    build = add(commands, "build", _build, "fetch, verify and convert a pair into the store")
+    build = add(commands, "build", _build, "fetch, convert and build a pair into the store")
     _add_engine_arguments(build)
     run_parser = add(commands, "run", _run, "generate once, or compare with the baseline")
     _add_engine_arguments(run_parser)

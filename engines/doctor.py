@@ -9,16 +9,22 @@ import psutil
 from engines import bundled
 from engines.backends import BACKENDS, create_backend
 from engines.checkpoints import bundled_key, parse_reference, stored_key
-from engines.config import BUNDLED_DRAFT
+from engines.config import BUNDLED_DRAFT, EngineConfig, TensorRTOptions
 from engines.environment import environment, free_disk_bytes
 from engines.errors import EngineBuildError, EngineError
 from engines.store import EngineStore
 
 
-def doctor(store: EngineStore | None = None) -> dict[str, Any]:
-    """Return the state of this installation. Loads no model and needs no network."""
+def doctor(store: EngineStore | None = None, python: str | None = None) -> dict[str, Any]:
+    """Return the state of this installation. Loads no model and needs no network.
+
+    Args:
+        store: Of engines; None: the usual one.
+        python: The interpreter to ask for TensorRT-LLM; None: the usual one.
+    """
     store = store or EngineStore()
-    statuses = [create_backend(name, store).probe() for name in BACKENDS]
+    config = EngineConfig(tensorrt_llm=TensorRTOptions(python=python))
+    statuses = [create_backend(name, store).probe(config) for name in BACKENDS]
     return {
         "backends": {
             status.name: {

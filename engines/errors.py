@@ -47,7 +47,7 @@ class RecordingError(EngineError):
 
 
 class GenerationError(EngineError):
-    """A loaded engine failed while generating. It stays usable."""
+    """A loaded engine failed while generating. It stays usable, or its `is_open` says not."""
 
 
 @contextmanager

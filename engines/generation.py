@@ -152,7 +152,7 @@ class StepBuilder:
             tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
         return Step(
             tokens=tuple(tokens),
-            rejected=() if num_drafted == num_accepted is not None else None,
+            rejected=() if num_drafted is not None and num_drafted == num_accepted else None,
             num_draft_tokens=num_drafted,
             draft_s=0.0 if num_drafted == 0 else None,
             target_s=pass_.step_s,

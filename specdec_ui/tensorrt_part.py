@@ -114,8 +114,8 @@ def _process_options(controls: dict[str, Any]) -> None:
     controls["launcher"] = gr.Textbox(
         label="launcher",
         placeholder="none",
-        info="A command put before the worker's, such as mpirun with its options. Clusters need "
-        "it; a single machine does not.",
+        info="A command put before the worker's in the PyTorch flow: mpirun with its options, then "
+        "trtllm-llmapi-launch. Several machines need it; one does not.",
     )
 
 

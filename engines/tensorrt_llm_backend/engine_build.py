@@ -54,7 +54,7 @@ def build_lines(
             link.symlink_to(plan.checkpoint.resolve(), target_is_directory=True)
             (folder / ENGINE).mkdir()
             (folder / SPEC).write_text(json.dumps(spec), encoding="utf-8")
-        return [installation.python, str(BUILD_SCRIPT), str(folder / SPEC)]
+        return [installation.python, str(BUILD_SCRIPT), str(folder / SPEC), "--tied"]
 
     env = {**OFFLINE, **only(plan.devices[:1])}
     if plan.needs_calibration:
@@ -72,6 +72,7 @@ def build_lines(
             result=ENGINE,
             env=env,
             timeout_s=timeout_s,
+            is_tied=True,  # nobody else may build on, beside the next who tries
         ):
             if line is not None and remedy_for(line):
                 told = line

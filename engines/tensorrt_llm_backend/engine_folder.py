@@ -41,8 +41,12 @@ class EngineFolder:
     @property
     def padded_vocab_size(self) -> int:
         """Return the width of its logits: the vocabulary is padded to whole shares of each GPU."""
-        size = self.tensor_parallel_size
-        return -(-self.vocab_size // size) * size
+        return padded(self.vocab_size, self.tensor_parallel_size)
+
+
+def padded(vocab_size: int, num_gpus: int) -> int:
+    """Return a vocabulary's size in whole shares of each GPU."""
+    return -(-vocab_size // num_gpus) * num_gpus
 
 
 def read_engine_folder(path: Path) -> EngineFolder:

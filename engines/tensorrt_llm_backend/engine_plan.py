@@ -207,6 +207,18 @@ def quantization_of(config: EngineConfig, checkpoint: Path) -> dict[str, Any] | 
     return None
 
 
+def ready_made_algorithm(checkpoint: Path, name: str) -> str | None:
+    """Return by what a checkpoint's weights are quantised already, None where they are not."""
+    file = checkpoint / QUANT_CONFIG
+    unreadable = dict.fromkeys((OSError, ValueError, KeyError, TypeError), ModelLoadError)
+    with translate_errors(f"'{file}' cannot be read", unreadable):
+        if file.is_file():
+            return str(json.loads(file.read_text(encoding="utf-8"))["quantization"]["quant_algo"])
+    found = model_config(checkpoint, name).get("quantization_config") or {}
+    method = found.get("quant_algo") or found.get("quant_method")
+    return None if method is None else str(method)
+
+
 def checkpoint_identity(reference: Reference, checkpoint: Path) -> str:
     """Return what tells two states of a checkpoint apart, without reading its weights."""
     if reference.source == "hub":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from engines.base import EngineInfo
 from engines.compatibility import check_vocabularies
 from engines.config import DraftKind
 from engines.environment import gigabytes
-from engines.errors import ModelLoadError, ModelNotBuiltError
+from engines.errors import IncompatibleModelsError, ModelLoadError, ModelNotBuiltError
 from engines.tensorrt_llm_backend.engine_build import built_engine
 from engines.tensorrt_llm_backend.engine_flow import EngineFlowEngine, Limits
 from engines.tensorrt_llm_backend.engine_folder import (
@@ -17,6 +17,7 @@ from engines.tensorrt_llm_backend.engine_folder import (
     check_limits,
     check_logits,
     check_target,
+    padded,
     read_engine_folder,
 )
 from engines.tensorrt_llm_backend.engine_plan import (
@@ -25,6 +26,8 @@ from engines.tensorrt_llm_backend.engine_plan import (
     devices_of,
     engine_dtype,
     engine_seq_len,
+    model_config,
+    ready_made_algorithm,
 )
 from engines.tensorrt_llm_backend.pytorch_flow import Models, PyTorchFlowEngine
 from engines.tensorrt_llm_backend.runtime.worker import CACHED_TEXTS
@@ -38,9 +41,13 @@ ROUNDING_NOTE = (
     "part where two tokens are nearly tied"
 )
 REUSE_NOTE = (
-    "prompts stay in the KV cache and are warmed up, so the time to the first token is that of a "
-    "prompt seen before, on both sides"
+    "a compared run's prompt is in the KV cache from the warm-up, so on both sides the time to the "
+    "first token is that of a prompt seen before, and one pass more"
 )
+EXPERIMENTAL_NOTES = {
+    "logits": "accepting by logits is experimental: it was never run on the real library",
+    "parallel": "several GPUs are experimental: they were never run by this project",
+}
 ENGINE_NOTE = (
     "TensorRT-LLM's engine flow: it reports no probabilities, and a step includes this page's way "
     "to its process, some 0.2 ms, which the baseline does without"
@@ -64,6 +71,8 @@ def load_text(setup: Setup) -> Text:
         draft_ids = Text.load(draft_path, name=draft.name).tokenizer.get_vocab()
         check_vocabularies(target.name, text.tokenizer.get_vocab(), draft.name, draft_ids)
         check_draft_width(path, target.name, draft_path, draft.name)
+        if setup.config.tensorrt_llm.acceptance == "logits":
+            _check_logit_widths(setup)
     return text
 
 
@@ -97,7 +106,7 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
     )
     yield from opening
     return EngineFlowEngine(
-        _info(setup, folders["target"].dtype_name, ENGINE_NOTE),
+        _info(setup, {role: folder.dtype_name for role, folder in folders.items()}, ENGINE_NOTE),
         text,
         ("model", *WITHOUT_MODEL) if "draft" in folders else WITHOUT_MODEL,
         worker,
@@ -122,7 +131,7 @@ def load_pytorch_flow(setup: Setup) -> TextEngine:
     dtype = engine_dtype(setup.config)
     paths = {role: str(setup.checkpoint(role).resolve()) for role in setup.references}
     return PyTorchFlowEngine(
-        _info(setup, dtype, PYTORCH_NOTE),
+        _info(setup, {role: _weights_name(setup, role) for role in paths}, PYTORCH_NOTE),
         text,
         ("model", *WITHOUT_MODEL) if "draft" in paths else WITHOUT_MODEL,
         Models(
@@ -138,6 +147,26 @@ def load_pytorch_flow(setup: Setup) -> TextEngine:
         start_timeout_s=options.start_timeout_s,
         step_timeout_s=options.step_timeout_s,
     )
+
+
+def _check_logit_widths(setup: Setup) -> None:
+    """Refuse a pair whose logits cannot be compared, before its engines are built.
+
+    Raises:
+        IncompatibleModelsError: So it is; the text has both widths.
+    """
+    widths = [
+        padded(
+            int(model_config(setup.checkpoint(role), reference.name).get("vocab_size", 0)),
+            len(devices_of(setup.config, role)),
+        )
+        for role, reference in setup.references.items()
+    ]
+    if len(set(widths)) > 1:
+        raise IncompatibleModelsError(
+            f"the target's logits are {widths[0]:,} wide and the draft's {widths[1]:,}: set "
+            "acceptance to 'tokens' (greedy decoding only)"
+        )
 
 
 def _engine_folders(setup: Setup) -> dict[Role, EngineFolder]:
@@ -180,19 +209,36 @@ def _check_memory(setup: Setup, folders: dict[Role, EngineFolder], num_cached_to
             )
 
 
-def _info(setup: Setup, dtype: str, note: str) -> EngineInfo:
+def _weights_name(setup: Setup, role: Role) -> str:
+    """Return how a model's weights are kept where the library loads them as they are."""
+    dtype, checkpoint = engine_dtype(setup.config), setup.checkpoint(role)
+    algorithm = ready_made_algorithm(checkpoint, setup.references[role].name)
+    return f"{algorithm} ({dtype})" if algorithm else dtype
+
+
+def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
     installation, draft = setup.installation, setup.references.get("draft")
+    options = setup.config.tensorrt_llm
+    experimental = {
+        "logits": options.acceptance == "logits",
+        "parallel": len(setup.devices) > 1 or bool(options.launcher),
+    }
     names = [gpu.name for gpu in setup.gpus if gpu.index in setup.devices]
     versions = {"tensorrt_llm": installation.version, "torch": installation.torch_version}
     return EngineInfo(
         backend="tensorrt_llm",
         target=_described(setup, "target"),
         draft=None if draft is None else _described(setup, "draft"),
-        dtype=dtype,
+        dtype=dtypes["target"],
         device=names[0] if len(names) == 1 else f"{len(names)} x {names[0]}",
         context_length=setup.config.tensorrt_llm.max_seq_len,
-        draft_dtype=None if draft is None else dtype,
-        notes=(note, ROUNDING_NOTE, REUSE_NOTE),
+        draft_dtype=dtypes.get("draft"),
+        notes=(
+            note,
+            *(EXPERIMENTAL_NOTES[name] for name, is_so in experimental.items() if is_so),
+            ROUNDING_NOTE,
+            REUSE_NOTE,
+        ),
         versions={name: version for name, version in versions.items() if version},
     )
 

@@ -102,10 +102,24 @@ class PyTorchFlowEngine(TextEngine):
             )
 
     def prepare(self, request: GenerationRequest) -> Generator[str | None, None, None]:
+        """Load the side and warm it up: it may have made way for the other since it was."""
+        if not self._is_loaded(request):
+            yield from self._load(request)
+            yield from self._warm(request)
+
+    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
+        yield from self._load(request)
+        yield from self._warm(request)
+
+    def _is_loaded(self, request: GenerationRequest) -> bool:
+        worker = self._workers.get(_side_of(request))
+        return worker is not None and worker.is_alive
+
+    def _load(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         self.check(request)
-        side = _side_of(request)
-        if side in self._workers and self._workers[side].is_alive:
+        if self._is_loaded(request):
             return
+        side = _side_of(request)
         self._make_room(side)
         free_before = self._free_bytes()
         worker = self._make_worker()
@@ -126,10 +140,9 @@ class PyTorchFlowEngine(TextEngine):
         if free_before is not None and free_after is not None and free_after < free_before:
             self._taken_bytes = max(self._taken_bytes or 0, free_before - free_after)
 
-    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
-        yield from self.prepare(request)
+    def _warm(self, request: GenerationRequest) -> Generator[None, None, None]:
         num_tokens = WARM_UP_PASSES * (request.num_draft_tokens + 1)
-        with closing(self.rounds(replace(request, max_new_tokens=num_tokens))) as rounds:
+        with closing(self._rounds(replace(request, max_new_tokens=num_tokens))) as rounds:
             for _ in rounds:
                 yield None
 
@@ -138,7 +151,10 @@ class PyTorchFlowEngine(TextEngine):
         self._close_workers()
 
     def rounds(self, request: GenerationRequest) -> Rounds:
-        finished(self.prepare(request))
+        finished(self._load(request))
+        yield from self._rounds(request)
+
+    def _rounds(self, request: GenerationRequest) -> Rounds:
         worker = self._workers[_side_of(request)]
         prompt = list(request.prompt_token_ids)
         finished(worker.ask("begin", self._step_timeout_s, prompt=prompt))

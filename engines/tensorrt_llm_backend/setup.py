@@ -108,9 +108,36 @@ def setup_of(config: EngineConfig, store: EngineStore) -> Setup:
     engine_dtype(config)
     gpus = visible_gpus()  # first: without one there is nothing to install
     installation = find_installation(config.tensorrt_llm.python)
-    setup = Setup(config, store, installation, gpus, _flow(config, installation), references)
+    flow = _flow(config, installation)
+    if flow == "pytorch":
+        _check_pytorch(config)
+    elif config.tensorrt_llm.launcher:
+        raise ValueError(
+            f"launcher is '{config.tensorrt_llm.launcher}', and the engine flow starts its own "
+            "processes: leave it out, or set flow to 'pytorch'"
+        )
+    setup = Setup(config, store, installation, gpus, flow, references)
+    if not setup.devices:
+        raise ValueError(
+            f"devices name none of the {len(gpus)} GPUs here: the worker itself needs one"
+        )
     check_gpus(chosen(gpus, setup.devices), installation.version)
     return setup
+
+
+def _check_pytorch(config: EngineConfig) -> None:
+    """Refuse what only engines are built for."""
+    options = config.tensorrt_llm
+    if options.quantization not in ("auto", "none"):
+        raise ValueError(
+            f"quantization is '{options.quantization}', and the PyTorch flow quantises nothing: "
+            "use a checkpoint that is quantised, or set flow to 'engine'"
+        )
+    if options.acceptance == "logits":
+        raise ValueError(
+            "acceptance is 'logits', which engines are built for: set flow to 'engine', or "
+            "acceptance to 'tokens'"
+        )
 
 
 def _flow(config: EngineConfig, installation: Installation) -> Literal["engine", "pytorch"]:

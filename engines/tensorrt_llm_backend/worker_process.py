@@ -15,17 +15,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from threading import Lock
 from time import monotonic, time_ns
 from typing import Any
 
-import psutil
-
-from engines.child import kill_tree
-from engines.errors import EngineError, GenerationError, ModelLoadError
+from engines.child import kill_marked, kill_tree
+from engines.errors import EngineError, GenerationError, ModelLoadError, translate_errors
 from engines.tensorrt_llm_backend.error_texts import with_remedy
 from engines.tensorrt_llm_backend.runtime.worker import PROTOCOL
 
@@ -34,6 +33,8 @@ HEARTBEAT_S = 0.25  # who waits may stop waiting this often
 SILENCE_LIMIT_S = 20.0  # without a beat, while it is not loading: loading holds its interpreter
 CLOSE_TIMEOUT_S = 10.0  # for what ends a worker's work, or itself
 MARK = "SPECDEC_WORKER"  # a variable of the worker and of all that it starts
+# Would let the library report acceptance that never was.
+DROPPED_VARIABLES = ("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS",)
 NUM_LAST_LINES = 3  # of the log, in an error's text
 NUM_LOGS_KEPT = 10
 READ_BYTES = 65536
@@ -63,10 +64,13 @@ class Worker:
             env: Variables set on top of this process's own.
         """
         self._command = [*shlex.split(launcher), python, str(WORKER_SCRIPT)]
-        self._env = {**os.environ, **(env or {})}
+        kept = {name: text for name, text in os.environ.items() if name not in DROPPED_VARIABLES}
+        self._env = {**kept, **(env or {})}
         self._logs = logs
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
+        self._ending = Lock()  # two threads may find out at once that it has died
+        self._is_asked = False
         self._requests = self._replies = -1
         self._received = b""
         self._num_log_bytes = 0  # that were told
@@ -74,7 +78,8 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
 
     def open(self, timeout_s: float, **request: Any) -> Generator[str | None, None, None]:
         """Start it and let it load, yielding what it says and what it logs, and None meanwhile.
@@ -85,12 +90,15 @@ class Worker:
             ModelLoadError: It could not be started, or not load; the text has the end of its log.
         """
         is_loaded = False
+        self._is_asked = True
         try:
-            self._start()
+            with translate_errors("the worker cannot be started", {OSError: ModelLoadError}):
+                self._start()
             deadline = monotonic() + timeout_s
             hello = yield from self._narrated(self._receive(deadline))
             if hello.get("protocol") != PROTOCOL:
                 raise WorkerDiedError(f"speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
+            self._remove_folder()  # both ends of both pipes are open
             self._send({"op": "open", **request})
             while True:
                 reply = yield from self._narrated(self._receive(deadline))
@@ -112,6 +120,7 @@ class Worker:
             text = f"loading failed: the worker {exc}{self._last_lines()}"
             raise ModelLoadError(with_remedy(text)) from exc
         finally:
+            self._is_asked = False
             if not is_loaded:
                 self.kill()
 
@@ -134,6 +143,7 @@ class Worker:
         Raises:
             GenerationError: It failed. Where the worker is gone, `is_alive` says so.
         """
+        self._is_asked = True
         try:
             self._send({"op": operation, **values})
             while True:
@@ -156,6 +166,8 @@ class Worker:
             self.kill()
             text = f"generating failed: the worker {exc}{self._last_lines()}; the next run loads"
             raise GenerationError(with_remedy(f"{text} anew")) from exc
+        finally:
+            self._is_asked = False
 
     def cancel(self, asked: Generator[Any, None, Any]) -> None:
         """End what was asked of it. Where that does not end, the worker does.
@@ -176,8 +188,8 @@ class Worker:
             pass
 
     def close(self) -> None:
-        """Let it shut the library down, and end it."""
-        if self.is_alive:
+        """Let it shut the library down, and end it. Where it is at work, it just ends."""
+        if self.is_alive and not self._is_asked:
             try:
                 for _ in self.ask("close", CLOSE_TIMEOUT_S):
                     pass
@@ -186,19 +198,19 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        """End it and everything it started. Calling it twice is allowed."""
-        if self._process is not None:
-            kill_tree(self._process)
-            self._kill_left()
+        """End it and everything it started. Calling it twice is allowed, also at once."""
+        with self._ending:
+            process, self._process = self._process, None
+            pipes, self._requests, self._replies = (self._requests, self._replies), -1, -1
+        if process is not None:
+            kill_tree(process)
+            assert self._folder is not None
+            kill_marked(MARK, self._folder)  # a worker that died has no descendants any more
             atexit.unregister(self.kill)
-            self._process = None
-        for descriptor in (self._requests, self._replies):
+        for descriptor in pipes:
             if descriptor >= 0:
                 os.close(descriptor)
-        self._requests = self._replies = -1
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._remove_folder()
 
     def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="specdec-worker-")
@@ -227,12 +239,9 @@ class Worker:
                 raise WorkerDiedError(text) from exc
         atexit.register(self.kill)
 
-    def _kill_left(self) -> None:
-        """Kill what is no descendant any more: a worker that died has none, and may hold GPUs."""
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):  # it has ended, or is somebody else's
-                if process.environ().get(MARK) == self._folder:
-                    process.kill()
+    def _remove_folder(self) -> None:
+        if self._folder is not None:  # its name stays: it is the mark
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _new_log(self) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -241,15 +250,14 @@ class Worker:
         return self._logs / f"worker-{time_ns()}.log"
 
     def _send(self, request: Mapping[str, Any]) -> None:
-        if self._process is None:
-            raise WorkerDiedError("is not running")
         data = json.dumps(request).encode() + b"\n"
         deadline = monotonic() + SILENCE_LIMIT_S
         while data:
+            process = self._running()
             if _is_ready(self._requests, select.POLLOUT):
-                data = data[os.write(self._requests, data[: select.PIPE_BUF]) :]
-            elif self._process.poll() is not None:
-                raise WorkerDiedError(self._end())
+                data = data[self._write(data[: select.PIPE_BUF]) :]
+            elif process.poll() is not None:
+                raise WorkerDiedError(_end(process))
             elif monotonic() > deadline:
                 raise WorkerDiedError(f"took no request for {SILENCE_LIMIT_S:,.0f} s and was ended")
 
@@ -262,9 +270,9 @@ class Worker:
             TimeoutError: None came in time, though it lives.
             WorkerDiedError: It does not.
         """
-        assert self._process is not None
         heard_at = monotonic()
         while True:
+            process = self._running()
             line, separator, rest = self._received.partition(b"\n")
             if separator:
                 self._received = rest
@@ -279,14 +287,28 @@ class Worker:
             if now - heard_at > silence_s:
                 raise WorkerDiedError(f"gave no sign of life for {silence_s:,.0f} s and was ended")
             if _is_ready(self._replies, select.POLLIN):
-                data = os.read(self._replies, READ_BYTES)
+                data = self._read()
                 if not data:
-                    raise WorkerDiedError(self._end())
+                    raise WorkerDiedError(_end(process))
                 self._received += data
-            elif self._process.poll() is not None:
-                raise WorkerDiedError(self._end())
+            elif process.poll() is not None:
+                raise WorkerDiedError(_end(process))
             else:
                 yield
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        if process is None:
+            raise WorkerDiedError("is not running")
+        return process
+
+    def _read(self) -> bytes:
+        with _ended_by_another_thread():
+            return os.read(self._replies, READ_BYTES)
+
+    def _write(self, data: bytes) -> int:
+        with _ended_by_another_thread():
+            return os.write(self._requests, data)
 
     def _narrated(
         self, waiting: Generator[None, None, dict[str, Any]]
@@ -315,16 +337,6 @@ class Worker:
         lines = (line.strip() for line in whole.decode(errors="replace").splitlines())
         return [line for line in lines if line]
 
-    def _end(self) -> str:
-        assert self._process is not None
-        try:
-            status = self._process.wait(timeout=CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "closed its pipe and was ended"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
-
     def _last_lines(self) -> str:
         if self.log is None:
             return ""
@@ -333,8 +345,29 @@ class Worker:
         return f" (its log, {self.log}, ends: {last})" if last else f" (its log is {self.log})"
 
 
+def _end(process: subprocess.Popen[bytes]) -> str:
+    try:
+        status = process.wait(timeout=CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "closed its pipe and was ended"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+@contextmanager
+def _ended_by_another_thread() -> Iterator[None]:
+    """Say so where a pipe is closed in the moment it is used."""
+    try:
+        yield
+    except OSError as exc:
+        raise WorkerDiedError("was ended") from exc
+
+
 def _is_ready(descriptor: int, event: int) -> bool:
     """Wait a little for a pipe. `select` would refuse the 1,025th file of a process."""
+    if descriptor < 0:  # closed by another thread
+        return False
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(HEARTBEAT_S * 1000))

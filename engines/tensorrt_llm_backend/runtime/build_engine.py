@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 ERROR_PREFIX = "error: "  # as in engines.child
@@ -21,7 +23,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("spec")
     parser.add_argument("--checkpoint", help="write TensorRT-LLM's own checkpoint here, no engine")
+    parser.add_argument("--tied", action="store_true", help="end with standard input")
     args = parser.parse_args()
+    if args.tied:
+        end_with_standard_input()
     with open(args.spec, encoding="utf-8") as file:
         spec = json.load(file)
     try:
@@ -36,6 +41,21 @@ def main() -> int:
         sys.stdout.write(f"\n{ERROR_PREFIX}{type(exc).__name__}: {first_line}\n")
         return 1
     return 0
+
+
+def end_with_standard_input() -> None:
+    """Kill this process group as soon as whoever holds the other end is gone."""
+    pipe = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the library may read, too
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(pipe, 1):
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def build_ranks(spec: dict[str, Any]) -> None:

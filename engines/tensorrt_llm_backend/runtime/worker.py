@@ -22,10 +22,9 @@ PROTOCOL = 1
 BEAT_S = 0.5
 STATS_TIMEOUT_S = 1.0  # to wait for the last statistics of a run
 STALE_STATS_TIMEOUT_S = 0.05  # for those of a run before it, which was stopped or failed
-TARGET_MEMORY_FRACTION = 0.4  # of what is free when it is loaded, for its KV cache at most
-DRAFT_MEMORY_FRACTION = 0.2
-PYTORCH_MEMORY_FRACTION = 0.3
-CACHED_TEXTS = 2  # as long as the longest that the KV cache has room for
+CACHED_TEXTS = 2  # as long as the longest that a KV cache has room for
+MEMORY_FRACTION = 0.9  # of what is free, at most: the number of tokens is what limits a cache
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 NGRAM_SIZE = 3
 CERTAIN = -1e30  # the logit of an id that a draft cannot be
 NO_ID = -1  # as an end id: no text ends with it
@@ -37,6 +36,12 @@ def main() -> None:
     parser.add_argument("--requests", required=True)
     parser.add_argument("--replies", required=True)
     args = parser.parse_args()
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+    if rank != "0":
+        raise SystemExit(
+            f"this is rank {rank}, and only one process may answer: let the launcher end with "
+            "trtllm-llmapi-launch"
+        )
     channel = Channel(args.requests, args.replies)
     channel.send("hello", protocol=PROTOCOL, pid=os.getpid())
     flow: Any = None
@@ -126,11 +131,11 @@ class EngineFlow:
             "gather_generation_logits": gather_generation_logits,
         }
         channel.send("progress", text="loading the target")
-        self._target = open_runner(target, TARGET_MEMORY_FRACTION, limits)
+        self._target = open_runner(target, limits)
         self._draft = None
         if draft is not None:
             channel.send("progress", text="loading the draft")
-            self._draft = open_runner(draft, DRAFT_MEMORY_FRACTION, limits)
+            self._draft = open_runner(draft, limits)
 
     def begin(
         self, prompt: list[int], sampling: dict[str, Any] | None, uses_draft: bool
@@ -256,7 +261,7 @@ class EngineFlow:
         return logits
 
 
-def open_runner(engine: dict[str, Any], memory_fraction: float, limits: dict[str, Any]) -> Any:
+def open_runner(engine: dict[str, Any], limits: dict[str, Any]) -> Any:
     """Load a built engine: by this process on one GPU, by processes of the library's on several."""
     from tensorrt_llm.runtime import ModelRunnerCpp
 
@@ -268,7 +273,7 @@ def open_runner(engine: dict[str, Any], memory_fraction: float, limits: dict[str
         max_beam_width=1,
         kv_cache_enable_block_reuse=True,  # each call brings the whole text, and reads what is new
         enable_chunked_context=False,  # else drafts may be dropped
-        kv_cache_free_gpu_memory_fraction=memory_fraction,
+        kv_cache_free_gpu_memory_fraction=MEMORY_FRACTION,
         is_orchestrator_mode=devices is not None,
         device_ids=devices,
         **limits,
@@ -307,7 +312,7 @@ class PyTorchFlow:
             kv_cache_config=KvCacheConfig(
                 enable_block_reuse=True,  # so that reading the prompt can be kept apart
                 max_tokens=CACHED_TEXTS * max_seq_len,
-                free_gpu_memory_fraction=PYTORCH_MEMORY_FRACTION,
+                free_gpu_memory_fraction=MEMORY_FRACTION,
             ),
             max_batch_size=1,
             max_seq_len=max_seq_len,
