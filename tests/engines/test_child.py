@@ -265,3 +265,46 @@ def test_files_of_the_working_folder_are_no_modules_of_the_child(tmp_path: Path)
 
     assert result.stderr == ""
     assert result.returncode == 0
+
+
+LEFT = """
+import os, subprocess, sys
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("done")
+"""
+
+
+def test_what_a_child_leaves_in_a_session_of_its_own_is_ended():
+    """It holds the stream open, so that only the child itself tells when it has ended."""
+    lines = list(child_lines([sys.executable, "-c", LEFT], action="working", timeout_s=60))
+
+    assert [line for line in lines if line] == ["done"]
+    assert not any(
+        process.info["cmdline"] == ["sleep", "600"] and process.info["ppid"] == 1
+        for process in psutil.process_iter(["cmdline", "ppid"])
+    )
+
+
+TIED_PARENT = """
+import sys
+from engines.child import child_lines
+wait = "import sys; print('begun', flush=True); sys.stdin.read(); print('over')"
+for line in child_lines([sys.executable, "-c", wait], action="working", is_tied=True):
+    if line:
+        print(line, flush=True)
+"""
+
+
+def test_a_tied_child_hears_of_the_end_of_its_parent():
+    with subprocess.Popen(
+        [sys.executable, "-c", TIED_PARENT],
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        (child,) = psutil.Process(parent.pid).children()
+        parent.kill()
+
+    child.wait(timeout=10)

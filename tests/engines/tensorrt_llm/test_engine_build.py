@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +20,7 @@ from engines.config import EngineConfig
 from engines.errors import EngineBuildError, IncompatibleModelsError
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.backend import TensorRTBackend
-from engines.tensorrt_llm_backend.engine_build import build_lines
+from engines.tensorrt_llm_backend.engine_build import BUILD_SCRIPT, build_lines
 from engines.tensorrt_llm_backend.engine_plan import QUANT_CONFIG
 from engines.tensorrt_llm_backend.installation import PYTHON_VARIABLE
 from engines.tensorrt_llm_backend.setup import setup_of
@@ -646,3 +648,27 @@ def test_two_different_engines_may_be_built_at_once(
         (entry,) = store.entries()
         assert entry.identity["max_draft_len"] == 3
     assert kept(store) == {entry.key, TIMINGS}
+
+
+def test_a_builder_ends_with_whoever_has_started_it(
+    install: Install, make_config: MakeConfig, store: EngineStore, tmp_path: Path
+):
+    fake = install(Scenario(build="hang"))
+    plan = setup_of(make_config(), store).plan("target")
+    spec = plan.build_spec(plan.checkpoint, tmp_path / "engine", tmp_path / "timing.cache")
+    (tmp_path / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+
+    with subprocess.Popen(
+        [fake.python, BUILD_SCRIPT, tmp_path / "spec.json", "--tied"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as builder:
+        assert builder.stdin is not None
+        assert builder.stdout is not None
+        while builder.stdout.readline().strip() != AT_WORK:
+            pass
+        builder.stdin.close()
+
+        assert builder.wait(timeout=20) == -signal.SIGKILL

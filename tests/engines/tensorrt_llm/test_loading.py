@@ -24,6 +24,7 @@ from engines.store import EngineStore, StoreEntry
 from engines.tensorrt_llm_backend.backend import TensorRTBackend
 from engines.tensorrt_llm_backend.gpus import VISIBLE
 from engines.tensorrt_llm_backend.installation import PYTHON_VARIABLE
+from tests.conftest import write_tiny_model
 from tests.engines.tensorrt_llm.conftest import MAX_SEQ_LEN, Install, MakeConfig
 from tests.fake_tensorrt_llm.scenario import Gpu, Scenario
 from tests.fake_tensorrt_llm.site import FakeInstall, write_site
@@ -388,3 +389,29 @@ def test_memory_that_is_not_known_is_no_obstacle(
 
     with backend.load(make_config()) as engine:
         assert engine.is_open
+
+
+@pytest.mark.parametrize("flow", ["engine", "pytorch"])
+def test_the_record_names_the_weights_of_each_model(
+    install: Install, slot: EngineSlot, make_config: MakeConfig, tmp_path: Path, flow: str
+):
+    install()
+    target = write_tiny_model(tmp_path / "fp8-target", seed=1)
+    quantization = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (target / "hf_quant_config.json").write_text(json.dumps(quantization), encoding="utf-8")
+
+    info = slot.load(make_config(target=target, flow=flow)).info
+
+    assert (info.dtype, info.draft_dtype) == ("FP8 (bfloat16)", "bfloat16")
+
+
+def test_logits_of_different_widths_are_refused_before_anything_is_built(
+    install: Install, backend: TensorRTBackend, make_config: MakeConfig, tmp_path: Path
+):
+    fake = install()
+    target = write_tiny_model(tmp_path / "wide-target", seed=1, vocab_size=352)
+
+    with pytest.raises(IncompatibleModelsError, match="352 wide and the draft's 320"):
+        list(backend.build(make_config(target=target, acceptance="logits")))
+
+    assert fake.read_calls("builder.build") == []

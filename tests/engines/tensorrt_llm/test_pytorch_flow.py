@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -436,6 +437,20 @@ def test_one_side_makes_way_for_the_other_where_there_is_no_room_for_both(
     compare(load(slot, make_config), repeats=1)
 
     assert loads_and_ends(fake) == TAKING_TURNS
+
+
+def test_a_side_that_is_loaded_again_is_warmed_up_again(
+    install: Install, slot: EngineSlot, make_config: MakeConfig
+):
+    fake = install()
+    let_loaded_models_take(fake, 70_000)
+    compare(load(slot, make_config), repeats=1)
+
+    streams = Counter(
+        call["pid"] for call in fake.read_calls("generate_async") if call["args"].get("streaming")
+    )
+    last_loaded = [call["pid"] for call in fake.read_calls("llmapi.LLM")][-2:]
+    assert [streams[pid] for pid in last_loaded] == [2, 2]  # the warm-up, then what is measured
 
 
 @pytest.mark.parametrize(

@@ -298,3 +298,28 @@ def test_gpus_of_two_kinds_share_no_engine(
 
     with pytest.raises(EngineError, match=r"GPUs of two kinds .* cannot share an engine"):
         setup.plan("target")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"launcher": "mpirun -n 2"}, "the engine flow starts its own processes"),
+        ({"flow": "pytorch", "quantization": "int4"}, "the PyTorch flow quantises nothing"),
+        ({"flow": "pytorch", "acceptance": "logits"}, "which engines are built for"),
+        (
+            {"flow": "pytorch", "launcher": "mpirun -n 1", "devices": (3,)},
+            "devices name none of the 1 GPUs here",
+        ),
+    ],
+)
+def test_what_a_flow_does_not_do_is_refused(
+    install: Install,
+    store: EngineStore,
+    make_config: MakeConfig,
+    options: dict[str, Any],
+    sentence: str,
+):
+    install()
+
+    with pytest.raises(ValueError, match=sentence):
+        setup_of(make_config(**options), store)

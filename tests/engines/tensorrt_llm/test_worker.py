@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from engines.child import PROJECT_ROOT
 from engines.errors import GenerationError, ModelLoadError
 from engines.tensorrt_llm_backend import worker_process
-from engines.tensorrt_llm_backend.worker_process import NUM_LOGS_KEPT, Worker
+from engines.tensorrt_llm_backend.worker_process import MARK, NUM_LOGS_KEPT, Worker
 from tests.engines.tensorrt_llm.conftest import Install
 from tests.engines.test_child import ends
 from tests.fake_tensorrt_llm.scenario import Scenario
@@ -538,3 +539,73 @@ def test_starts_and_ends_leave_no_file_open(
         opening.close()
 
     assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_two_threads_that_end_a_worker_at_once_touch_nothing_else(
+    install: Install, monkeypatch: pytest.MonkeyPatch, make_worker, model
+):
+    fake = install()
+    killed: list[str | None] = []
+    monkeypatch.setattr(
+        psutil.Process, "kill", lambda process: killed.append(process.environ().get(MARK))
+    )
+    for _ in range(3):
+        worker = make_worker(fake.python)
+        said_of(worker.open(START_TIMEOUT_S, **model))
+        threads = [Thread(target=worker.kill) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not worker.is_alive
+
+    assert None not in killed
+
+
+def test_a_worker_at_work_is_closed_at_once_and_who_waits_is_told(
+    install: Install, monkeypatch: pytest.MonkeyPatch, make_worker, model
+):
+    fake = install(Scenario(generate="hang"))
+    worker = make_worker(fake.python)
+    said_of(worker.open(START_TIMEOUT_S, **model))
+    asked = stream(worker, MANY)
+    assert next(asked) is None
+
+    closing = Thread(target=worker.close)
+    closing.start()
+    with pytest.raises(GenerationError, match=r"the worker (is not running|was ended|was killed)"):
+        said_of(asked)
+    closing.join(5)
+
+    assert not closing.is_alive()
+
+
+def test_acceptance_that_the_environment_forces_is_not_let_in(
+    install: Install, monkeypatch: pytest.MonkeyPatch, make_worker
+):
+    monkeypatch.setenv("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", "3")
+    fake = install()
+    told = "import os; print(os.environ.get('TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS'))"
+    worker = make_worker(fake.python, launcher=f'{sys.executable} -c "{told}"')
+
+    with pytest.raises(ModelLoadError, match="ends: None"):
+        said_of(worker.open(START_TIMEOUT_S))
+
+
+def test_a_launcher_that_starts_a_worker_for_each_rank_is_told(
+    install: Install, make_worker, model
+):
+    fake = install()
+    worker = make_worker(fake.python, launcher="env OMPI_COMM_WORLD_RANK=1")
+
+    with pytest.raises(ModelLoadError, match="let the launcher end with trtllm-llmapi-launch"):
+        said_of(worker.open(START_TIMEOUT_S, **model))
+
+
+def test_logs_that_cannot_be_written_are_told(install: Install, tmp_path: Path, model):
+    fake = install()
+    (tmp_path / "file").touch()
+    worker = Worker(str(fake.python), logs=tmp_path / "file")
+
+    with pytest.raises(ModelLoadError, match="the worker cannot be started"):
+        said_of(worker.open(START_TIMEOUT_S, **model))
