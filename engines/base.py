@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.events import GenerationEvent
@@ -52,6 +52,7 @@ class EngineInfo:
     context_length: int  # prompt and output together, in tokens
     draft_dtype: str | None = None  # None without a draft model
     notes: tuple[str, ...] = ()  # what a reader of its figures must know
+    settings: dict[str, Any] = field(default_factory=dict)  # of this back end alone
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -242,6 +242,7 @@ def settings_of(
         "device": info.device,
         "context_length": info.context_length,
         "versions": info.versions,
+        **info.settings,
         "notes": list(info.notes),
     }
 

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +23,8 @@ import psutil
 from engines.errors import EngineBuildError
 
 HEARTBEAT_S = 0.25  # a silent child gives its caller a chance to stop this often
+END_TIMEOUT_S = 10.0  # until what was killed has let go of its memory, a GPU's above all
+END_INTERVAL_S = 0.01
 MARK = "SPECDEC_CHILD"  # a variable of a child and of all that it starts
 ERROR_PREFIX = "error: "  # how a child of ours says in one sentence why it failed
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -146,16 +148,34 @@ def kill_tree(process: subprocess.Popen[Any]) -> None:
             with suppress(psutil.NoSuchProcess):
                 descendant.kill()
         process.wait()
+        _wait_for(descendants)
     else:  # a group keeps its number as long as any of it lives
         _kill_group(process.pid)
 
 
 def kill_marked(variable: str, value: str) -> None:
     """Kill every process of this user that has inherited a variable with this value."""
+    killed = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is somebody else's
             if process.environ().get(variable) == value:
                 process.kill()
+                killed.append(process)
+    _wait_for(killed)
+
+
+def _wait_for(processes: Sequence[psutil.Process]) -> None:
+    """Wait until processes have ended; nobody need have asked how."""
+    deadline = monotonic() + END_TIMEOUT_S
+    while any(_lives(process) for process in processes) and monotonic() < deadline:
+        sleep(END_INTERVAL_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill_group(number: int) -> None:

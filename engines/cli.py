@@ -97,7 +97,7 @@ def _doctor(args: argparse.Namespace) -> dict[str, Any]:
     if args.self_test:
         show = _Progress()
         usable = [name for name, backend in report["backends"].items() if backend["usable"]]
-        tests = self_test(usable, EngineSlot(), show)
+        tests = self_test(usable, EngineSlot(), show, args.python)
         report["self_test"] = {test.backend: asdict(test) for test in tests}
         report["exit_code"] = 0 if all(test.passed for test in tests) else 1
     if not args.json:
@@ -160,14 +160,17 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS[draft_kind]
     # Made before anything is loaded, so that a bad number is told at once.
     request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
-    engine = slot.load(_config(args), _Progress())
-    token_ids = engine.encode(prompt, chat_template=args.chat_template)
-    request = replace(request, prompt_token_ids=token_ids)
-    record = RunRecord(
-        prompt,
-        settings_of(engine, request, chat_template=args.chat_template, repeats=args.repeats),
-    )
-    is_stopped = _stream(args, engine, request, record)
+    try:
+        engine = slot.load(_config(args), _Progress())
+        token_ids = engine.encode(prompt, chat_template=args.chat_template)
+        request = replace(request, prompt_token_ids=token_ids)
+        record = RunRecord(
+            prompt,
+            settings_of(engine, request, chat_template=args.chat_template, repeats=args.repeats),
+        )
+        is_stopped = _stream(args, engine, request, record)
+    finally:
+        slot.close()
     result = record.to_dict()
     if not args.json:
         _print_summary(record, result)

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engines.base import BuildProgress, Engine
-from engines.config import BUNDLED, BUNDLED_DRAFT, EngineConfig, GenerationRequest
+from engines.config import (
+    BUNDLED,
+    BUNDLED_DRAFT,
+    EngineConfig,
+    GenerationRequest,
+    TensorRTOptions,
+)
 from engines.errors import EngineError
 from engines.slot import EngineSlot
 from engines.stats import first_difference, stats_of
@@ -32,7 +38,10 @@ class SelfTest:
 
 
 def self_test(
-    backends: Sequence[str], slot: EngineSlot, on_progress: Callable[[BuildProgress], None]
+    backends: Sequence[str],
+    slot: EngineSlot,
+    on_progress: Callable[[BuildProgress], None],
+    python: str | None = None,
 ) -> list[SelfTest]:
     """Build and run the bundled pair greedily on each back end, with its draft and without.
 
@@ -40,12 +49,14 @@ def self_test(
         backends: The usable ones.
         slot: Loads one after the other, the reference last.
         on_progress: Is told of builds and loads.
+        python: The interpreter that has TensorRT-LLM; None: the usual one.
     """
     outputs: dict[str, list[list[int]] | EngineError] = {}
     try:
         for name in backends:
             if name != REFERENCE:
-                config = EngineConfig(name, BUNDLED, BUNDLED_DRAFT)
+                options = TensorRTOptions(python=python)
+                config = EngineConfig(name, BUNDLED, BUNDLED_DRAFT, tensorrt_llm=options)
                 try:
                     outputs[name] = _outputs(slot.load(config, on_progress))
                 except EngineError as exc:

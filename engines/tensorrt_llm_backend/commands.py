@@ -14,7 +14,7 @@ from engines.store import EngineStore
 from engines.tensorrt_llm_backend.engine_build import BUILD_SCRIPT
 from engines.tensorrt_llm_backend.engine_plan import EnginePlan, Role, engine_dtype, engine_seq_len
 from engines.tensorrt_llm_backend.installation import release_of
-from engines.tensorrt_llm_backend.runtime.worker import NGRAM_SIZE
+from engines.tensorrt_llm_backend.runtime.worker import CACHED_TEXTS, NGRAM_SIZE
 from engines.tensorrt_llm_backend.setup import Setup, setup_of
 
 YAML_FILE = "speculative.yaml"
@@ -116,7 +116,7 @@ def _trtllm_build(plans: list[EnginePlan]) -> str:
 def _generate_script(setup: Setup, draft_kind: DraftKind, num_draft_tokens: int) -> str:
     options = setup.config.tensorrt_llm
     longest = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
-    names = ["LLM", "SamplingParams"]
+    names = ["LLM", "KvCacheConfig", "SamplingParams"]
     drafting: list[str] = []
     if draft_kind == "model":
         names.append("DraftTargetDecodingConfig")
@@ -147,6 +147,8 @@ def _generate_script(setup: Setup, draft_kind: DraftKind, num_draft_tokens: int)
             f"        tensor_parallel_size={options.tensor_parallel_size},",
             "        max_batch_size=1,",
             f"        max_seq_len={longest},",
+            f"        max_num_tokens={longest},",
+            f"        kv_cache_config=KvCacheConfig(max_tokens={CACHED_TEXTS * longest}),",
             *(f"    {line}" for line in drafting),
             "    )",
             "    output = llm.generate('Hello.', SamplingParams(max_tokens=64, temperature=0.0))",
@@ -172,7 +174,11 @@ def _serve_config(setup: Setup, kind: DraftKind, num_draft_tokens: int) -> tuple
     """Return what `trtllm-serve` is to read. JSON's strings are YAML's."""
     if kind == "none":
         return ()
-    lines = ["disable_overlap_scheduler: true", "enable_iter_perf_stats: true"]
+    options = setup.config.tensorrt_llm
+    longest = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
+    lines = ["max_batch_size: 1", f"max_seq_len: {longest}", f"max_num_tokens: {longest}"]
+    lines += ["kv_cache_config:", f"  max_tokens: {CACHED_TEXTS * longest}"]
+    lines += ["disable_overlap_scheduler: true", "enable_iter_perf_stats: true"]
     lines += ["speculative_config:"]
     if kind == "model":
         lines += [

@@ -56,7 +56,7 @@ def build_lines(
             (folder / SPEC).write_text(json.dumps(spec), encoding="utf-8")
         return [installation.python, str(BUILD_SCRIPT), str(folder / SPEC), "--tied"]
 
-    env = {**OFFLINE, **only(plan.devices[:1])}
+    env = {**OFFLINE, **only(plan.devices if plan.needs_calibration else plan.devices[:1])}
     if plan.needs_calibration:
         del env["HF_HUB_OFFLINE"]  # it downloads a data set
     told = ""  # why, where the error itself does not say

@@ -41,8 +41,17 @@ ROUNDING_NOTE = (
     "part where two tokens are nearly tied"
 )
 REUSE_NOTE = (
-    "a compared run's prompt is in the KV cache from the warm-up, so on both sides the time to the "
-    "first token is that of a prompt seen before, and one pass more"
+    "a prompt stays in the KV cache, from the warm-up or a run before, so the time to the first "
+    "token is that of a prompt seen before, and one pass more"
+)
+RECORDED = (
+    "acceptance",
+    "quantization",
+    "max_draft_len",
+    "max_seq_len",
+    "tensor_parallel_size",
+    "draft_tensor_parallel_size",
+    "launcher",
 )
 EXPERIMENTAL_NOTES = {
     "logits": "accepting by logits is experimental: it was never run on the real library",
@@ -54,7 +63,8 @@ ENGINE_NOTE = (
 )
 PYTORCH_NOTE = (
     "TensorRT-LLM's PyTorch flow: its own loop reports which tokens it accepted, not which it "
-    "dropped, no probabilities, and the time of drafting as a sum, if at all"
+    "dropped, no probabilities, and the time of drafting as a sum, if at all; the baseline is a "
+    "load of its own, with the overlap scheduler, which drafting does without"
 )
 
 
@@ -239,6 +249,7 @@ def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
             ROUNDING_NOTE,
             REUSE_NOTE,
         ),
+        settings={name: getattr(options, name) for name in RECORDED} | {"flow": setup.flow},
         versions={name: version for name, version in versions.items() if version},
     )
 

@@ -35,6 +35,8 @@ CLOSE_TIMEOUT_S = 10.0  # for what ends a worker's work, or itself
 MARK = "SPECDEC_WORKER"  # a variable of the worker and of all that it starts
 # Would let the library report acceptance that never was.
 DROPPED_VARIABLES = ("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS",)
+# In the text of an error: what has failed on the device once fails there until its process ends.
+DEVICE_FAILURES = ("CUDA", "cuda", "CUBLAS", "cuBLAS", "NCCL", "out of memory")
 NUM_LAST_LINES = 3  # of the log, in an error's text
 NUM_LOGS_KEPT = 10
 READ_BYTES = 65536
@@ -65,7 +67,8 @@ class Worker:
         """
         self._command = [*shlex.split(launcher), python, str(WORKER_SCRIPT)]
         kept = {name: text for name, text in os.environ.items() if name not in DROPPED_VARIABLES}
-        self._env = {**kept, **(env or {})}
+        # Unbuffered, so that a crash leaves its last lines in the log.
+        self._env = {**kept, "PYTHONUNBUFFERED": "1", **(env or {})}
         self._logs = logs
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
@@ -154,7 +157,11 @@ class Worker:
                     case "result":
                         return reply
                     case "error":
-                        raise GenerationError(with_remedy(f"generating failed: {_text_of(reply)}"))
+                        text = f"generating failed: {_text_of(reply)}"
+                        if any(part in text for part in DEVICE_FAILURES):
+                            self.kill()
+                            text = f"{text}; the next run loads anew"
+                        raise GenerationError(with_remedy(text))
         except TimeoutError as exc:
             self.kill()
             raise GenerationError(
@@ -330,9 +337,12 @@ class Worker:
     def _new_lines(self) -> list[str]:
         """Return the whole lines that the log has gained."""
         assert self.log is not None
-        with self.log.open("rb") as log:
-            log.seek(self._num_log_bytes)
-            whole, _, _ = log.read().rpartition(b"\n")
+        try:
+            with self.log.open("rb") as log:
+                log.seek(self._num_log_bytes)
+                whole, _, _ = log.read().rpartition(b"\n")
+        except OSError:  # another page has tidied up
+            return []
         self._num_log_bytes += len(whole) + bool(whole)
         lines = (line.strip() for line in whole.decode(errors="replace").splitlines())
         return [line for line in lines if line]
@@ -340,7 +350,10 @@ class Worker:
     def _last_lines(self) -> str:
         if self.log is None:
             return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # another page has tidied up
+            return ""
         last = " / ".join([line.strip() for line in lines if line.strip()][-NUM_LAST_LINES:])
         return f" (its log, {self.log}, ends: {last})" if last else f" (its log is {self.log})"
 

@@ -38,7 +38,7 @@ def main() -> int:
     except Exception as exc:  # the library raises all kinds; the page shows one sentence
         first_line = str(exc).strip().partition("\n")[0]
         sys.stdout.flush()
-        sys.stdout.write(f"\n{ERROR_PREFIX}{type(exc).__name__}: {first_line}\n")
+        say(f"\n{ERROR_PREFIX}{type(exc).__name__}: {first_line}")
         return 1
     return 0
 

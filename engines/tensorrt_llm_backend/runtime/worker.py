@@ -75,9 +75,7 @@ class Channel:
 
     def next_request(self) -> dict[str, Any]:
         """Wait for a request."""
-        request = self._requests.get()
-        self.cancelled.clear()
-        return request
+        return self._requests.get()
 
     def send(self, kind: str, **values: Any) -> None:
         """Write a reply."""
@@ -95,6 +93,7 @@ class Channel:
             if request["op"] == "cancel":
                 self.cancelled.set()
             else:
+                self.cancelled.clear()
                 self._requests.put(request)
         os._exit(0)  # the other side is gone; the device must not be held for it
 
@@ -137,9 +136,7 @@ class EngineFlow:
             channel.send("progress", text="loading the draft")
             self._draft = open_runner(draft, limits)
 
-    def begin(
-        self, prompt: list[int], sampling: dict[str, Any] | None, uses_draft: bool
-    ) -> dict[str, Any]:
+    def begin(self, prompt: list[int], sampling: dict[str, Any] | None, uses_draft: bool) -> None:
         """Read a prompt, so that its blocks are cached, and keep it as the text so far.
 
         `sampling` is None for greedy decoding.
@@ -147,12 +144,9 @@ class EngineFlow:
         self._prefix = list(prompt)
         self._sampling = sampling
         self._step = 0
-        started = time.perf_counter()
         self._generate(self._target, 1, **self._target_sampling())
-        read = time.perf_counter()
         if uses_draft:
             self._generate(self._draft, 1, **self._draft_sampling())
-        return {"target_s": read - started, "draft_s": time.perf_counter() - read}
 
     def step(self, num_draft_tokens: int, draft: list[int] | None) -> dict[str, Any]:
         """Draft, where no draft is given, and verify it in one pass of the target."""

@@ -450,7 +450,7 @@ def test_what_an_engine_cut_short_in_silence_is_told(
         ids_of(slot.load(make_config()), request_of(prompt))
 
 
-def test_an_error_of_the_library_leaves_the_engine_usable(
+def test_a_failure_on_the_device_ends_the_worker_and_the_next_run_loads_anew(
     install: Install, slot: EngineSlot, make_config: MakeConfig
 ):
     install(Scenario(generate="error", generate_after=3))
@@ -459,8 +459,8 @@ def test_an_error_of_the_library_leaves_the_engine_usable(
     with pytest.raises(GenerationError, match="generating failed: Encountered an error in forward"):
         list(events)
 
-    assert engine.is_open
-    assert slot.load(make_config()) is engine
+    assert not engine.is_open
+    assert slot.load(make_config()) is not engine
 
 
 @pytest.mark.parametrize("kind", ["model", "none"])

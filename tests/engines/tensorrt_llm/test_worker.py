@@ -394,7 +394,7 @@ def test_cancelling_what_fails_raises_nothing(install: Install, make_worker, mod
     asked = stream(worker, 4)
     worker.cancel(asked)
 
-    assert worker.is_alive == (fault == "error")
+    assert not worker.is_alive  # the error is one of the device
 
 
 def test_closing_the_start_ends_the_worker(install: Install, make_worker, model):
