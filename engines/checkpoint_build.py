@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,26 @@ from engines.store import EngineStore, engine_key
 BYTES_PER_WEIGHT = 4  # float32
 
 
-def checkpoint_stages(reference: Reference, store: EngineStore, cleanup: ExitStack) -> list[Stage]:
-    """Return what there is to do until a model can be read: nothing for a folder.
+def checkpoint_stages(
+    references: Iterable[Reference], store: EngineStore, cleanup: ExitStack
+) -> list[Stage]:
+    """Return what there is to do until models can be read, what they need included, once each.
 
     Args:
-        reference: The model. What it needs comes before it, see `needed_references`.
+        references: The models.
         store: Where converted checkpoints go.
         cleanup: Gets the locks and folders that outlive a stage.
     """
+    needed = (part for reference in references for part in needed_references(reference))
+    return [
+        stage
+        for reference in dict.fromkeys(needed)
+        for stage in _stages_of(reference, store, cleanup)
+    ]
+
+
+def _stages_of(reference: Reference, store: EngineStore, cleanup: ExitStack) -> list[Stage]:
+    """Return what there is to do for one model: nothing for a folder."""
     match reference.source:
         case "folder":
             return []

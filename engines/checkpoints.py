@@ -37,6 +37,11 @@ class Reference:
     repo: str | None = None  # of the Hub
     revision: str | None = None  # of the Hub; None is its main branch
 
+    @property
+    def described(self) -> str:
+        """Return its name for a record: with the revision where one was asked for."""
+        return self.name if self.revision is None else self.text
+
 
 def parse_reference(text: str) -> Reference:
     """Return what a reference names, without reading the model.

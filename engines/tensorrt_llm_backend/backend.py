@@ -10,7 +10,6 @@ from time import perf_counter
 from engines.base import LOADING, Backend, BackendStatus, BuildProgress, Engine
 from engines.building import Stage, run_stages
 from engines.checkpoint_build import checkpoint_stages
-from engines.checkpoints import needed_references
 from engines.config import EngineConfig
 from engines.environment import gigabytes
 from engines.errors import BackendUnavailableError
@@ -51,14 +50,8 @@ class TensorRTBackend(Backend):
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
         setup = setup_of(config, self._store)
-        references = setup.references.values()
-        needed = [part for reference in references for part in needed_references(reference)]
         with ExitStack() as cleanup:
-            stages = [
-                stage
-                for reference in dict.fromkeys(needed)
-                for stage in checkpoint_stages(reference, self._store, cleanup)
-            ]
+            stages = checkpoint_stages(setup.references.values(), self._store, cleanup)
             stages.append(Stage("check the pair", partial(_check, setup)))
             if setup.flow == "engine":
                 stages += [

@@ -12,7 +12,7 @@ from engines.child import PROJECT_ROOT
 from engines.config import DraftKind, EngineConfig
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.engine_build import BUILD_SCRIPT
-from engines.tensorrt_llm_backend.engine_plan import EnginePlan, Role, engine_dtype, engine_seq_len
+from engines.tensorrt_llm_backend.engine_plan import EnginePlan, Role, engine_dtype
 from engines.tensorrt_llm_backend.installation import release_of
 from engines.tensorrt_llm_backend.runtime.worker import CACHED_TEXTS, NGRAM_SIZE
 from engines.tensorrt_llm_backend.setup import Setup, setup_of
@@ -115,7 +115,7 @@ def _trtllm_build(plans: list[EnginePlan]) -> str:
 
 def _generate_script(setup: Setup, draft_kind: DraftKind, num_draft_tokens: int) -> str:
     options = setup.config.tensorrt_llm
-    longest = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
+    longest = setup.longest_text
     names = ["LLM", "KvCacheConfig", "SamplingParams"]
     drafting: list[str] = []
     if draft_kind == "model":
@@ -174,8 +174,7 @@ def _serve_config(setup: Setup, kind: DraftKind, num_draft_tokens: int) -> tuple
     """Return what `trtllm-serve` is to read. JSON's strings are YAML's."""
     if kind == "none":
         return ()
-    options = setup.config.tensorrt_llm
-    longest = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
+    longest = setup.longest_text
     lines = ["max_batch_size: 1", f"max_seq_len: {longest}", f"max_num_tokens: {longest}"]
     lines += ["kv_cache_config:", f"  max_tokens: {CACHED_TEXTS * longest}"]
     lines += ["disable_overlap_scheduler: true", "enable_iter_perf_stats: true"]

@@ -174,21 +174,18 @@ def quantization_of(config: EngineConfig, checkpoint: Path) -> dict[str, Any] | 
         ModelLoadError: The checkpoint is quantised in a way that the library does not read.
     """
     asked = config.tensorrt_llm.quantization
-    file = checkpoint / QUANT_CONFIG
-    if file.is_file():
-        with translate_errors(
-            f"'{file}' cannot be read",
-            dict.fromkeys((OSError, ValueError, KeyError, TypeError), ModelLoadError),
-        ):
-            ready_made = json.loads(file.read_text(encoding="utf-8"))["quantization"]
-            algorithm = ready_made["quant_algo"]
+    ready_made = _ready_made(checkpoint)
+    if ready_made is not None:
+        algorithm = ready_made["quant_algo"]
         if asked not in ("auto", str(algorithm).lower()):
             raise ModelLoadError(
                 f"'{checkpoint.name}' is quantised already, to {algorithm}: set quantization to "
                 "'auto'"
             )
         if not algorithm:
-            raise ModelLoadError(f"'{file}' names no quant_algo: choose another checkpoint")
+            raise ModelLoadError(
+                f"'{checkpoint / QUANT_CONFIG}' names no quant_algo: choose another checkpoint"
+            )
         return {
             "quant_algo": algorithm,
             "kv_cache_quant_algo": ready_made.get("kv_cache_quant_algo"),
@@ -209,14 +206,23 @@ def quantization_of(config: EngineConfig, checkpoint: Path) -> dict[str, Any] | 
 
 def ready_made_algorithm(checkpoint: Path, name: str) -> str | None:
     """Return by what a checkpoint's weights are quantised already, None where they are not."""
-    file = checkpoint / QUANT_CONFIG
-    unreadable = dict.fromkeys((OSError, ValueError, KeyError, TypeError), ModelLoadError)
-    with translate_errors(f"'{file}' cannot be read", unreadable):
-        if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8"))["quantization"]["quant_algo"])
+    ready_made = _ready_made(checkpoint)
+    if ready_made is not None:
+        return str(ready_made["quant_algo"])
     found = model_config(checkpoint, name).get("quantization_config") or {}
     method = found.get("quant_algo") or found.get("quant_method")
     return None if method is None else str(method)
+
+
+def _ready_made(checkpoint: Path) -> dict[str, Any] | None:
+    """Return what NVIDIA's file says of a checkpoint's quantisation, None without that file."""
+    file = checkpoint / QUANT_CONFIG
+    if not file.is_file():
+        return None
+    unreadable = dict.fromkeys((OSError, ValueError, KeyError, TypeError), ModelLoadError)
+    with translate_errors(f"'{file}' cannot be read", unreadable):
+        found = json.loads(file.read_text(encoding="utf-8"))["quantization"]
+        return {**found, "quant_algo": found["quant_algo"]}
 
 
 def checkpoint_identity(reference: Reference, checkpoint: Path) -> str:

@@ -25,7 +25,6 @@ from engines.tensorrt_llm_backend.engine_plan import (
     check_draft_width,
     devices_of,
     engine_dtype,
-    engine_seq_len,
     model_config,
     ready_made_algorithm,
 )
@@ -98,8 +97,7 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
     options = setup.config.tensorrt_llm
     text = load_text(setup)
     folders = _engine_folders(setup)
-    max_seq_len = engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
-    _check_memory(setup, folders, CACHED_TEXTS * max_seq_len)
+    _check_memory(setup, folders, CACHED_TEXTS * setup.longest_text)
     worker = setup.worker()
     opened: dict[Role, dict[str, Any]] = {
         role: {"folder": str(folder.path), "devices": setup.worker_devices(role)}
@@ -110,7 +108,7 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
         flow="engine",
         target=opened["target"],
         draft=opened.get("draft"),
-        max_seq_len=max_seq_len,
+        max_seq_len=setup.longest_text,
         max_draft_len=options.max_draft_len,
         gather_generation_logits=options.acceptance == "logits",
     )
@@ -148,7 +146,7 @@ def load_pytorch_flow(setup: Setup) -> TextEngine:
             model=paths["target"],
             draft=paths.get("draft"),
             dtype=dtype,
-            max_seq_len=engine_seq_len(options.max_seq_len, options.max_draft_len, "target"),
+            max_seq_len=setup.longest_text,
             tensor_parallel_size=options.tensor_parallel_size,
             is_two_model=setup.installation.is_two_model,
         ),
@@ -237,8 +235,8 @@ def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
     versions = {"tensorrt_llm": installation.version, "torch": installation.torch_version}
     return EngineInfo(
         backend="tensorrt_llm",
-        target=_described(setup, "target"),
-        draft=None if draft is None else _described(setup, "draft"),
+        target=setup.references["target"].described,
+        draft=None if draft is None else draft.described,
         dtype=dtypes["target"],
         device=names[0] if len(names) == 1 else f"{len(names)} x {names[0]}",
         context_length=setup.config.tensorrt_llm.max_seq_len,
@@ -252,8 +250,3 @@ def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
         settings={name: getattr(options, name) for name in RECORDED} | {"flow": setup.flow},
         versions={name: version for name, version in versions.items() if version},
     )
-
-
-def _described(setup: Setup, role: Role) -> str:
-    reference = setup.references[role]
-    return reference.name if reference.revision is None else reference.text

@@ -17,6 +17,7 @@ from engines.tensorrt_llm_backend.engine_plan import (
     devices_of,
     engine_dtype,
     engine_plan,
+    engine_seq_len,
 )
 from engines.tensorrt_llm_backend.gpus import Gpu, check_gpus, chosen, only, visible_gpus
 from engines.tensorrt_llm_backend.installation import Installation, find_installation
@@ -44,6 +45,12 @@ class Setup:
         if self.config.tensorrt_llm.launcher:
             return tuple(device for device in used if device < len(self.gpus))
         return tuple(used)
+
+    @property
+    def longest_text(self) -> int:
+        """Return how many tokens the target must hold: prompt, output, and a step's drafts."""
+        options = self.config.tensorrt_llm
+        return engine_seq_len(options.max_seq_len, options.max_draft_len, "target")
 
     def used_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs in use, with what is free there now."""

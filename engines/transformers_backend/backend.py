@@ -10,7 +10,7 @@ from functools import partial
 from engines.base import Backend, BackendStatus, BuildProgress, Engine
 from engines.building import Stage, run_stages
 from engines.checkpoint_build import checkpoint_stages
-from engines.checkpoints import Reference, needed_references, parse_reference
+from engines.checkpoints import Reference, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.store import EngineStore
@@ -44,13 +44,8 @@ class TransformersBackend(Backend):
         references = [parse_reference(config.target)]
         if config.draft is not None:
             references.append(parse_reference(config.draft))
-        needed = [part for reference in references for part in needed_references(reference)]
         with ExitStack() as cleanup:
-            stages = [
-                stage
-                for reference in dict.fromkeys(needed)
-                for stage in checkpoint_stages(reference, self._store, cleanup)
-            ]
+            stages = checkpoint_stages(references, self._store, cleanup)
             stages.append(Stage("check", partial(self._check, references)))
             yield from run_stages(stages)
 

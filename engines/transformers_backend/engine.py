@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from engines.base import EngineInfo
-from engines.checkpoints import Reference, built_path, parse_reference
+from engines.checkpoints import built_path, parse_reference
 from engines.compatibility import check_vocabularies
 from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.drafting import (
@@ -108,8 +108,8 @@ class TransformersEngine(TextEngine):
         }
         info = EngineInfo(
             backend="transformers",
-            target=_described(target),
-            draft=None if draft is None else _described(draft),
+            target=target.described,
+            draft=None if draft is None else draft.described,
             dtype=_dtype_name(dtype),
             device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
@@ -208,10 +208,6 @@ def _draft_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _described(reference: Reference) -> str:
-    return reference.name if reference.revision is None else reference.text
 
 
 def _notes(dtype: torch.dtype, ignored: dict[str, Any]) -> tuple[str, ...]:
