@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from engines import bundled
+from engines import bundled, gguf_files
 from engines.building import Stage, build_into_store
 from engines.checkpoints import (
     Reference,
@@ -20,6 +20,7 @@ from engines.checkpoints import (
 )
 from engines.child import child_lines, own_module
 from engines.errors import EngineBuildError, ModelNotBuiltError, translate_errors
+from engines.packages import WITH_TORCH, missing_packages
 from engines.packed import packed_identity
 from engines.store import EngineStore, engine_key
 
@@ -131,15 +132,14 @@ class GgufBuild:
         assert self._sha256 is not None
         source = self._source
         identity = gguf_identity(self._sha256)
+        converter = _converter_of(source)
         yield from build_into_store(
             self._store,
             self._reference.name,
             engine_key(self._reference.name, identity),
             identity,
-            num_bytes=lambda: num_weights(source) * BYTES_PER_WEIGHT,
-            command=lambda folder: own_module(
-                "engines.transformers_backend.convert", str(source), str(folder)
-            ),
+            num_bytes=lambda: gguf_files.num_weights(source) * BYTES_PER_WEIGHT,
+            command=lambda folder: own_module(converter, str(source), str(folder)),
             action=f"converting {source.name}",
         )
 
@@ -168,20 +168,23 @@ class PackedBuild:
             packed_identity(packed),
             num_bytes=lambda: 2 * sum(path.stat().st_size for path in target.glob("*.safetensors")),
             command=lambda folder: own_module(
-                "engines.distill.packing", "unpack", str(packed), str(target), str(folder)
+                "engines.unpacking", str(packed), str(target), str(folder)
             ),
             action=f"unpacking {self._reference.name}",
         )
 
 
-def num_weights(gguf: Path) -> int:
-    """Return how many numbers the tensors of a GGUF file hold.
+def _converter_of(gguf: Path) -> str:
+    """Return the module that converts a file.
 
     Raises:
-        EngineBuildError: It is not a GGUF file, or cut short.
+        EngineBuildError: It cannot be read, or only PyTorch could, which is not installed.
     """
-    from gguf import GGUFReader
-
-    unreadable = dict.fromkeys((ValueError, IndexError, KeyError, OSError), EngineBuildError)
-    with translate_errors(f"'{gguf.name}' cannot be read", unreadable):
-        return sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
+    if gguf_files.is_plain_llama(gguf):
+        return "engines.gguf_conversion"
+    if missing := missing_packages(("torch", "accelerate")):
+        raise EngineBuildError(
+            f"'{gguf.name}' is not a plain Llama, and others are converted with "
+            f"{' and '.join(missing)}: run '{WITH_TORCH}'"
+        )
+    return "engines.transformers_backend.convert"

@@ -155,6 +155,25 @@ def stored_key(reference: Reference) -> str:
     return engine_key(reference.name, gguf_identity(sha256))
 
 
+def checkpoint_identity(reference: Reference, checkpoint: Path) -> str:
+    """Return what tells two states of a checkpoint apart, without reading its weights."""
+    if reference.source == "hub":
+        return f"{reference.repo}@{checkpoint.name}"  # the folder of a snapshot is its commit
+    if reference.source != "folder":
+        return stored_key(reference)
+    digest = hashlib.sha256()
+    with translate_errors(f"'{checkpoint}' cannot be read", {OSError: ModelLoadError}):
+        for file in sorted(checkpoint.iterdir()):
+            if not file.is_file():
+                continue
+            if file.suffix == ".json":
+                digest.update(file.read_bytes())
+            else:
+                status = file.stat()
+                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return f"folder {digest.hexdigest()[:16]}"
+
+
 @lru_cache
 def _sha256(path: Path, num_bytes: int, changed_ns: int) -> str:
     """Return a file's hash, read again only where its size or its time has changed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -12,7 +11,9 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("torch", "transformers", "gradio", "numpy")
+from engines.packages import version_of
+
+PACKAGES = ("onnxruntime", "torch", "transformers", "gradio", "numpy")
 
 
 def environment() -> dict[str, Any]:
@@ -24,7 +25,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "num_cpus": usable_cpus(),
         "memory_bytes": psutil.virtual_memory().total,
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
     }
 
 
@@ -54,10 +55,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

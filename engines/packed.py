@@ -1,4 +1,4 @@
-"""What `packed.json` says of a draft that is shipped without its target's embeddings."""
+"""The form that a draft is shipped in, without its target's embeddings: names and description."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from engines.errors import EngineBuildError, ModelLoadError, translate_errors
 
 PACKED_FILE = "packed.json"
 PACKED_VERSION = 1
+EMBEDDINGS = "model.embed_tokens.weight"
+SCALE = ".scale"  # behind a matrix's name: [rows, 1], float32
+CARD = "README.md"
+RECORD = "distill.json"
+KEPT_FILES = ("config.json", "generation_config.json", CARD, RECORD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,15 @@ from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer
 
 from engines.config import check_prompt
 from engines.errors import ModelLoadError, translate_errors
 from engines.generation import Vocabulary
+
+# Without PyTorch, transformers says at its import that only tokenizers are there: all we need.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 # What the libraries below raise over a checkpoint that is damaged, incomplete or unknown to them.
 LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
@@ -35,6 +40,14 @@ LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
     ),
     ModelLoadError,
 )
+
+# A tokenizer's name for a token, and what a GGUF file calls it
+SPECIAL_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +84,44 @@ def load_tokenizer(path: Path, *, name: str) -> Any:
 def load_gguf_tokenizer(path: Path) -> Any:
     """Return the tokenizer of a GGUF file, splitting text as the original does.
 
-    transformers reads the vocabulary and the merges, but takes GPT-2's splitting for a Llama's
-    byte-level tokenizer. SmolLM's splits numbers into digits first.
+    transformers knows what the fields mean, but reads a file only with PyTorch, and takes GPT-2's
+    splitting for a Llama's byte-level tokenizer. SmolLM's splits numbers into digits first.
     """
     from gguf import GGUFReader
 
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() == "smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    # Where transformers keeps it; its public reader would have to be PyTorch's.
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_TOKENIZER_MAPPING,
+        convert_gguf_tokenizer,
+    )
+
+    from engines.gguf_files import value_of
+
+    reader = GGUFReader(path)
+
+    given = {
+        name: content
+        for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+        if (content := value_of(reader, f"tokenizer.{key}")) is not None
+    }
+    backend, _ = convert_gguf_tokenizer(value_of(reader, "general.architecture"), given)
+    if given.get("pre_tokenizer_type") == "smollm":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
-    return tokenizer
+    special = {
+        name: given["tokens"][id_]
+        for name, key in SPECIAL_TOKENS.items()
+        if (id_ := value_of(reader, f"tokenizer.ggml.{key}_token_id")) is not None
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=value_of(reader, "tokenizer.chat_template"),
+        **special,
+    )
 
 
 def encode_prompt(tokenizer: Any, prompt: str, *, chat_template: bool) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ Embeddings, tied head and tokenizer are the target's, so they are left out and p
 draft is built; their hash says whether it is the right target. Matrices are kept as 8-bit integers
 with one scale a row.
 
-`python -m engines.distill.packing pack DRAFT TARGET TARGET_NAME OUTPUT`, and
-`… unpack PACKED TARGET OUTPUT`: folders, run as a child process that may be killed.
+`python -m engines.distill.packing DRAFT TARGET TARGET_NAME OUTPUT`, run as a child process that may
+be killed; `engines.unpacking` is its reverse.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engines.child import ERROR_PREFIX
 from engines.distill.output_folder import check_output
-from engines.distill.spec import RECORD
 from engines.errors import EngineBuildError, EngineError, translate_errors
-from engines.packed import PACKED_FILE, PACKED_VERSION, read_packed
-from engines.tokenizer import load_tokenizer
+from engines.packed import CARD, EMBEDDINGS, KEPT_FILES, PACKED_FILE, PACKED_VERSION, SCALE
+from engines.unpacking import embeddings_of, file_sha256
 
 MAX_FILE_BYTES = 15_000_000
-EMBEDDINGS = "model.embed_tokens.weight"
-SCALE = ".scale"  # behind a matrix's name: [rows, 1], float32
-CARD = "README.md"
-KEPT_FILES = ("config.json", "generation_config.json", CARD, RECORD)
 CARD_NOTE = """
 ## This folder
 
@@ -74,7 +70,7 @@ def pack(draft: Path, target: Path, target_name: str, output: Path) -> None:
             path = output / f"part-{number}.safetensors"
             save_file(part, path)
             path.chmod(0o644)  # to be read by others, unlike what safetensors makes
-            files[path.name] = _sha256(path)
+            files[path.name] = file_sha256(path)
         for name in KEPT_FILES:
             if (draft / name).is_file():
                 shutil.copyfile(draft / name, output / name)
@@ -88,51 +84,6 @@ def pack(draft: Path, target: Path, target_name: str, output: Path) -> None:
             "files": files,
         }
         (output / PACKED_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-
-
-def unpack(packed: Path, target: Path, output: Path) -> None:
-    """Write a shipped draft as a normal checkpoint, in bfloat16.
-
-    Args:
-        packed: The folder it is shipped in.
-        target: Its target's folder, converted.
-        output: An empty folder.
-
-    Raises:
-        EngineBuildError: A file is missing or damaged, or the target is another one.
-    """
-    values = read_packed(packed)
-    with translate_errors(f"the draft in '{packed}' cannot be unpacked", UNREADABLE):
-        for name, expected in values.files.items():
-            if (actual := _sha256(packed / name)) != expected:
-                raise EngineBuildError(
-                    f"'{packed / name}' is damaged: its SHA-256 is {actual}, not {expected}"
-                )
-        embeddings = _embeddings(target)
-        if _tensor_sha256(embeddings) != values.embeddings_sha256:
-            raise EngineBuildError(
-                f"the draft in '{packed}' is not for '{target}': its embeddings are others; build "
-                f"it with '{values.target}'"
-            )
-        narrow: dict[str, torch.Tensor] = {}
-        for name in values.files:
-            narrow |= load_file(packed / name)
-        weights = {
-            name: (weight * narrow[name + SCALE]).to(torch.bfloat16)
-            if name + SCALE in narrow
-            else weight
-            for name, weight in narrow.items()
-            if not name.endswith(SCALE)
-        }
-        save_file(
-            weights | {EMBEDDINGS: embeddings},
-            output / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        for name in KEPT_FILES:
-            if (packed / name).is_file():
-                shutil.copyfile(packed / name, output / name)
-        load_tokenizer(target, name=target.name).save_pretrained(output)
 
 
 def _narrowed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -163,17 +114,8 @@ def _parts(weights: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]
 
 def _embeddings(target: Path) -> torch.Tensor:
     """Return a target's embeddings [vocab_size, hidden_size] in bfloat16."""
-    for file in sorted(target.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            if EMBEDDINGS in tensors.keys():  # noqa: SIM118  (not a mapping)
-                embeddings: torch.Tensor = tensors.get_tensor(EMBEDDINGS)
-                return embeddings.to(torch.bfloat16)
-    raise EngineBuildError(f"'{target}' holds no embeddings called {EMBEDDINGS}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    bits = embeddings_of(target).view(np.int16)
+    return torch.from_numpy(bits).view(torch.bfloat16)
 
 
 def _tensor_sha256(tensor: torch.Tensor) -> str:
@@ -181,16 +123,11 @@ def _tensor_sha256(tensor: torch.Tensor) -> str:
 
 
 def main(args: list[str]) -> int:
-    """Pack or unpack, and return the exit code."""
+    """Pack, and return the exit code."""
+    draft, target, target_name, output = args
     try:
-        match args:
-            case ["pack", draft, target, target_name, output]:
-                pack(Path(draft), Path(target), target_name, Path(output))
-            case ["unpack", packed, target, output]:
-                unpack(Path(packed), Path(target), Path(output))
-            case _:
-                raise ValueError(f"unknown arguments: {args}")
-    except (EngineError, ValueError) as exc:
+        pack(Path(draft), Path(target), target_name, Path(output))
+    except EngineError as exc:
         sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
         return 1
     return 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.checkpoints import Reference, stored_key
+from engines.checkpoints import Reference, checkpoint_identity
 from engines.config import MAX_NUM_DRAFT_TOKENS, EngineConfig
 from engines.errors import (
     BackendUnavailableError,
@@ -223,25 +222,6 @@ def _ready_made(checkpoint: Path) -> dict[str, Any] | None:
     with translate_errors(f"'{file}' cannot be read", unreadable):
         found = json.loads(file.read_text(encoding="utf-8"))["quantization"]
         return {**found, "quant_algo": found["quant_algo"]}
-
-
-def checkpoint_identity(reference: Reference, checkpoint: Path) -> str:
-    """Return what tells two states of a checkpoint apart, without reading its weights."""
-    if reference.source == "hub":
-        return f"{reference.repo}@{checkpoint.name}"  # the folder of a snapshot is its commit
-    if reference.source != "folder":
-        return stored_key(reference)
-    digest = hashlib.sha256()
-    with translate_errors(f"'{checkpoint}' cannot be read", {OSError: ModelLoadError}):
-        for file in sorted(checkpoint.iterdir()):
-            if not file.is_file():
-                continue
-            if file.suffix == ".json":
-                digest.update(file.read_bytes())
-            else:
-                status = file.stat()
-                digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
-    return f"folder {digest.hexdigest()[:16]}"
 
 
 def model_config(checkpoint: Path, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from safetensors import safe_open
 
 from engines.checkpoints import Reference, built_path
 from engines.compatibility import check_vocabularies
-from engines.errors import ModelLoadError, translate_errors
+from engines.errors import translate_errors
 from engines.store import EngineStore
+from engines.tensor_files import weight_files
 from engines.tokenizer import LOAD_ERRORS, load_tokenizer
 from engines.transformers_backend.model import load_config
 
@@ -33,28 +33,13 @@ def check_checkpoints(
         path = built_path(reference, store)
         config = load_config(path, name=reference.name)
         with translate_errors(f"the model '{reference.name}' cannot be read", LOAD_ERRORS):
-            num_tensors = sum(_num_tensors(file) for file in _weight_files(path, reference.name))
+            num_tensors = sum(_num_tensors(file) for file in weight_files(path, reference.name))
         vocabularies.append(load_tokenizer(path, name=reference.name).get_vocab())
         yield f"{reference.name}: {config.model_type}, {num_tensors} tensors"
     if len(references) == 2:
         target, draft = references
         check_vocabularies(target.name, vocabularies[0], draft.name, vocabularies[1])
         yield "target and draft share their vocabulary"
-
-
-def _weight_files(path: Path, name: str) -> list[Path]:
-    """Return the files of the weights, those that the index names where there is one."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [path / file for file in sorted(set(weight_map.values()))]
-    files = list(path.glob("*.safetensors"))
-    if not files:
-        raise ModelLoadError(
-            f"the model '{name}' has no weights in the safetensors format; choose one that has, or "
-            "write them with 'save_pretrained'"
-        )
-    return files
 
 
 def _num_tensors(file: Path) -> int:

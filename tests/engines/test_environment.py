@@ -27,7 +27,7 @@ def test_it_holds_these_facts_and_no_others():
         "memory_bytes",
         "versions",
     }
-    assert facts["versions"].keys() <= {"torch", "transformers", "gradio", "numpy"}
+    assert facts["versions"].keys() <= {"onnxruntime", "torch", "transformers", "gradio", "numpy"}
     assert facts["memory_bytes"] > 2**20
     assert facts["cpu"]
 

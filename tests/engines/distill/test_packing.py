@@ -13,14 +13,15 @@ from engines.base import Engine
 from engines.benchmark import RunRecord, run, settings_of
 from engines.bundled import DRAFT_FOLDER
 from engines.config import BUNDLED, DEFAULT_NUM_DRAFT_TOKENS, EngineConfig, GenerationRequest
-from engines.distill.packing import EMBEDDINGS, MAX_FILE_BYTES, main, pack, unpack
+from engines.distill.packing import MAX_FILE_BYTES, main, pack
 from engines.distill.student import make_student, save_student
-from engines.errors import EngineBuildError
-from engines.packed import PACKED_FILE, read_packed
+from engines.errors import EngineBuildError, ModelLoadError
+from engines.packed import EMBEDDINGS, PACKED_FILE, read_packed
 from engines.slot import EngineSlot
 from engines.stats import stats_of
 from engines.tokenizer import load_tokenizer
 from engines.transformers_backend.model import load_model
+from engines.unpacking import main as unpacking_main, unpack
 from tests.conftest import load_engine, write_tiny_model
 
 SHIPPED_BYTES = 32_000_000
@@ -137,7 +138,9 @@ def test_an_unreadable_description_is_a_sentence(text, target, packed, tmp_path)
 def test_the_child_process_says_in_one_sentence_why_it_failed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["unpack", str(tmp_path), str(tmp_path), str(tmp_path)]) == 1
+    assert unpacking_main([str(tmp_path)] * 3) == 1
+    assert capsys.readouterr().out.startswith("error: ")
+    assert main([str(tmp_path), str(tmp_path), "target", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("error: ")
 
 
@@ -153,7 +156,7 @@ def test_the_shipped_draft_is_small_and_whole(tmp_path: Path) -> None:
     assert {path.name for path in DRAFT_FOLDER.glob("*.safetensors")} == set(packed.files)
     shutil.copytree(DRAFT_FOLDER, tmp_path / "copy")
     # The files are whole, or this would be the sentence: the target is looked at behind them.
-    with pytest.raises(EngineBuildError, match="holds no embeddings"):
+    with pytest.raises(ModelLoadError, match="has no weights"):
         unpack(tmp_path / "copy", tmp_path, tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engines.checkpoints import Reference, parse_reference
+from engines.checkpoints import Reference, checkpoint_identity, parse_reference
 from engines.config import EngineConfig, TensorRTOptions
 from engines.errors import BackendUnavailableError, IncompatibleModelsError, ModelLoadError
 from engines.tensorrt_llm_backend.engine_plan import (
@@ -18,7 +18,6 @@ from engines.tensorrt_llm_backend.engine_plan import (
     EnginePlan,
     Role,
     check_draft_width,
-    checkpoint_identity,
     engine_dtype,
     engine_plan,
     engine_seq_len,
