@@ -59,9 +59,19 @@ class EngineInfo:
 class Engine(ABC):
     """A loaded target model, with or without a draft model. Serves one generation at a time."""
 
+    default_min_draft_prob = 0.0  # where a request leaves it open
+
     @property
     @abstractmethod
     def info(self) -> EngineInfo: ...
+
+    def min_draft_prob(self, request: GenerationRequest) -> float:
+        """Return below which probability a request's drafts end here; 0 where they never do."""
+        if request.draft_kind != "model":
+            return 0.0
+        if request.min_draft_prob is None:
+            return self.default_min_draft_prob
+        return request.min_draft_prob
 
     @property
     @abstractmethod

@@ -232,6 +232,7 @@ def settings_of(
         "draft": info.draft if request.draft_kind == "model" else None,
         "draft_kind": request.draft_kind,
         "num_draft_tokens": request.num_draft_tokens,
+        "min_draft_prob": engine.min_draft_prob(request),
         "max_new_tokens": request.max_new_tokens,
         **asdict(request.sampling),
         "verification": "exact match" if request.sampling.is_greedy else "rejection sampling",

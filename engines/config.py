@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
+AUTO = "auto"  # the back end that suits a pair and this machine
 BUNDLED = "bundled"  # the name of the target that the project brings
 BUNDLED_DRAFT = "bundled-draft"  # and of its draft
 
@@ -19,8 +20,9 @@ Acceptance = Literal["tokens", "logits"]
 
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 MAX_NUM_DRAFT_TOKENS = 32
-# For a model by measurement: with the bundled pair on two CPU cores 1 to 3 are alike, 4 is slower.
-DEFAULT_NUM_DRAFT_TOKENS: dict[DraftKind, int] = {"model": 2, "prompt_lookup": 4, "none": 0}
+# For a model by measurement, of the bundled pair on two CPU cores, see docs/performance.md
+DEFAULT_NUM_DRAFT_TOKENS: dict[DraftKind, int] = {"model": 4, "prompt_lookup": 4, "none": 0}
+DEFAULT_MIN_DRAFT_PROB = 0.4  # likewise, where stopping early costs nothing else
 MAX_NUM_TOP_TOKENS = 5
 
 
@@ -128,11 +130,11 @@ class EngineConfig:
     such as `org/name` or `org/name@revision`.
     """
 
-    backend: str = "transformers"
+    backend: str = AUTO
     target: str = BUNDLED
     draft: str | None = None  # None: the engine drafts without a model, or not at all
-    dtype: DTypeName = "auto"  # auto: bfloat16 on CUDA; on CPU float32 for the target, and
-    # for the draft, which decides nothing, bfloat16 where the CPU is quick at it (AVX-512)
+    dtype: DTypeName = "auto"  # auto: bfloat16 on CUDA; on CPU float32 for the target, and for
+    # the draft, which decides nothing, what is quick: int4, or with transformers bfloat16
     device: DeviceName = "auto"
     tensorrt_llm: TensorRTOptions = field(default_factory=TensorRTOptions)
 
@@ -177,6 +179,8 @@ class GenerationRequest:
     max_new_tokens: int = 64
     sampling: SamplingParams = field(default_factory=SamplingParams)
     num_top_tokens: int = 0  # how many of the likeliest entries each token reports
+    # A model's draft ends with the first token to which the model gives less than this itself.
+    min_draft_prob: float | None = None  # 0: every draft is whole; None: as suits the engine
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -206,6 +210,10 @@ class GenerationRequest:
         _require_number(
             "max_new_tokens", self.max_new_tokens, 1, 10**6, "use a whole number from 1", whole=True
         )
+        if self.min_draft_prob is not None:
+            _require_number(
+                "min_draft_prob", self.min_draft_prob, 0, 1, "use 0 (every draft is whole) to 1"
+            )
         _require_number(
             "num_top_tokens",
             self.num_top_tokens,
@@ -217,4 +225,4 @@ class GenerationRequest:
 
     def plain(self) -> Self:
         """Return the same request with nothing drafted: the baseline."""
-        return replace(self, draft_kind="none", num_draft_tokens=0)
+        return replace(self, draft_kind="none", num_draft_tokens=0, min_draft_prob=None)

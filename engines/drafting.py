@@ -12,7 +12,15 @@ from typing import Protocol
 
 from engines.config import SamplingParams
 from engines.prompt_lookup import NgramIndex
-from engines.sampling import Array, draw, softmax, to_probs, top_entries
+from engines.sampling import (
+    Array,
+    draw,
+    greedy_token_ids,
+    softmax,
+    to_probs,
+    token_probs,
+    top_entries,
+)
 
 PREFILL_CHUNK_TOKENS = 256  # read between two chances to stop
 
@@ -30,7 +38,8 @@ class CachedModel(Protocol):
 
         Returns:
             [num_logits, vocab_size], float32 or better: the logits behind the last `num_logits`
-            of `token_ids`. The vocabulary is that of the tokenizer, without padding.
+            of `token_ids`. The vocabulary is that of the tokenizer, without padding. The next
+            pass may write over them.
         """
         ...
 
@@ -62,6 +71,7 @@ class DraftRequest:
     sampling: SamplingParams
     random: Random
     num_top_tokens: int = 0
+    min_prob: float = 0.0  # behind a token with less than this, a model drafts no further
 
 
 class Proposer(Protocol):
@@ -101,22 +111,32 @@ class ModelProposer:
     def propose(self, request: DraftRequest) -> Draft:
         token_ids: list[int] = []
         probs: list[Array] = []
-        reported_probs: list[float | None] = []
+        reported_probs: list[float] = []
         top: list[list[tuple[int, float]]] = []
         # After a draft that was kept whole, its last token is still unread, beside the bonus token.
         unread = list(request.context_token_ids[self.model.num_cached_tokens :])
+        sampling = request.sampling
         while len(token_ids) < request.num_tokens:
             logits = self.model.forward(unread, num_logits=1)
-            step_probs = to_probs(logits, request.sampling)[0]
-            token_id = draw(step_probs, request.random.random())
-            reported = softmax(logits)[0] if request.sampling.is_greedy else step_probs
+            if sampling.is_greedy:
+                token_id = greedy_token_ids(logits)[0]
+                reported_probs += token_probs(logits, [0], [token_id])
+            else:
+                step_probs = to_probs(logits, sampling)[0]
+                token_id = draw(step_probs, request.random.random())
+                probs.append(step_probs)
+                reported_probs.append(float(step_probs[token_id]))
             token_ids.append(token_id)
-            probs.append(step_probs)
-            reported_probs.append(float(reported[token_id]))
             if request.num_top_tokens:
-                top.append(top_entries(reported, request.num_top_tokens))
+                row = softmax(logits)[0] if sampling.is_greedy else step_probs
+                top.append(top_entries(row, request.num_top_tokens))
+            if reported_probs[-1] < request.min_prob:
+                # Behind the token, not before it: whether a drawn token is judged must not depend
+                # on which it is, or the output would not follow the target's distribution.
+                break
             unread = [token_id]
-        return Draft(tuple(token_ids), tuple(probs), tuple(reported_probs), tuple(top))
+        drawn_from = None if sampling.is_greedy else tuple(probs)
+        return Draft(tuple(token_ids), drawn_from, tuple(reported_probs), tuple(top))
 
     def keep(self, num_tokens: int) -> None:
         self.model.truncate(min(num_tokens, self.model.num_cached_tokens))

@@ -66,6 +66,23 @@ def verify_draft(
     return Verdict(num_accepted, draw(weights, uniforms[-1]))
 
 
+def verify_greedy(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> Verdict:
+    """Return what `verify_draft` decides where the target is certain of one entry in each row.
+
+    Then its rule is exact match, whatever the draft was drawn from, and no distribution is needed.
+
+    Args:
+        draft_token_ids: num_draft_tokens ids.
+        target_token_ids: num_draft_tokens + 1 ids, the likeliest of each row.
+    """
+    num_accepted = 0
+    for drafted, certain in zip(draft_token_ids, target_token_ids, strict=False):
+        if drafted != certain:
+            break
+        num_accepted += 1
+    return Verdict(num_accepted, target_token_ids[num_accepted])
+
+
 def probs_of(token_ids: Sequence[int], probs: Array) -> list[float]:
     """Return each row's probability of its own token: one of `probs` [num_tokens, vocab_size]."""
     xp = array_namespace(probs)

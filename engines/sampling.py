@@ -6,6 +6,7 @@ rule. Pure: nothing is written into its inputs, and randomness comes in as numbe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from array_api_compat import array_namespace, device
@@ -28,6 +29,32 @@ def softmax(logits: Array) -> Array:
     xp = array_namespace(logits)
     weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
     return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+
+def greedy_token_ids(logits: Array) -> list[int]:
+    """Return each row's likeliest entry, the first of equals."""
+    token_ids: list[int] = array_namespace(logits).argmax(logits, axis=-1).tolist()
+    return token_ids
+
+
+def token_probs(logits: Array, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+    """Return probabilities of single entries, as `softmax` gives them, without all the others.
+
+    Args:
+        logits: [num_rows, vocab_size]
+        rows: The row of each entry, in ascending order. Rows behind the last are not read.
+        token_ids: The entries, as many.
+    """
+    xp = array_namespace(logits)
+    used = logits[: rows[-1] + 1]
+    largest = xp.max(used, axis=-1, keepdims=True)
+    weights = used - largest
+    xp.exp(weights, out=weights)  # in place: after a pass of a model all memory is far away
+    totals = xp.sum(weights, axis=-1)
+    where = xp.asarray(rows, dtype=xp.int64, device=device(logits))
+    entries = xp.asarray(token_ids, dtype=xp.int64, device=device(logits))
+    probs: list[float] = (weights[where, entries] / totals[where]).tolist()
+    return probs
 
 
 def one_hot(token_ids: Array, vocab_size: int, dtype: Any) -> Array:

@@ -18,8 +18,17 @@ from array_api_compat import array_namespace, device
 from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import CachedModel, Draft, DraftRequest, Proposer, prefill_chunks
 from engines.errors import GenerationError
-from engines.rejection import Verdict, probs_of, verify_draft
-from engines.sampling import NOT_NUMBERS, Array, one_hot, softmax, to_probs, top_entries
+from engines.rejection import Verdict, verify_draft, verify_greedy
+from engines.sampling import (
+    NOT_NUMBERS,
+    Array,
+    greedy_token_ids,
+    one_hot,
+    softmax,
+    to_probs,
+    token_probs,
+    top_entries,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,8 @@ def decode(
 
     Args:
         target: Its cache is empty, and so is the proposer's.
-        proposer: Drafts `request.num_draft_tokens` a round; fewer where less is left to say.
+        proposer: Drafts `request.num_draft_tokens` a round; fewer where less is left to say
+            or the proposer is unsure.
         request: The prompt, the sampling and the limits.
         stop_token_ids: Any of these ends the output, and is its last token.
         context_length: The most tokens that prompt and output may have together.
@@ -106,7 +116,14 @@ def decode(
         draft = Draft()
         if num_wanted > 0:
             draft = proposer.propose(
-                DraftRequest(context, num_wanted, request.sampling, random, request.num_top_tokens)
+                DraftRequest(
+                    context,
+                    num_wanted,
+                    request.sampling,
+                    random,
+                    request.num_top_tokens,
+                    request.min_draft_prob or 0.0,
+                )
             )
         drafted = perf_counter()
 
@@ -142,22 +159,30 @@ def verify(
     Raises:
         GenerationError: The logits are not numbers.
     """
-    target_probs = to_probs(logits, sampling)
     uniforms = tuple(random.random() for _ in range(len(draft.token_ids) + 1))
-    verdict = verify_draft(
-        draft.token_ids, _draft_rows(draft, target_probs), target_probs, uniforms
-    )
+    if sampling.is_greedy:
+        verdict = verify_greedy(draft.token_ids, greedy_token_ids(logits))
+    else:
+        probs = to_probs(logits, sampling)
+        verdict = verify_draft(draft.token_ids, _draft_rows(draft, probs), probs, uniforms)
 
-    reported = softmax(logits) if sampling.is_greedy else target_probs
-    probs = [
-        *probs_of(draft.token_ids, reported[:-1]),
-        float(reported[verdict.num_accepted_tokens, verdict.next_token_id]),
-    ]
-    if isnan(probs[-1]):  # a greedy choice would hide it
+    num_accepted = verdict.num_accepted_tokens
+    judged = draft.token_ids[: num_accepted + 1]
+    # The token that follows comes from the row of the first rejected one, if there is one.
+    rows, token_ids = [*range(len(judged)), num_accepted], [*judged, verdict.next_token_id]
+    if sampling.is_greedy:
+        reported = token_probs(logits, rows, token_ids)
+    else:
+        reported = [float(probs[row, id_]) for row, id_ in zip(rows, token_ids, strict=True)]
+    if isnan(reported[-1]):  # a greedy choice would hide it
         raise GenerationError(NOT_NUMBERS)
-    num_reported_rows = len(probs) if num_top_tokens else 0
-    top = (top_entries(reported[row], num_top_tokens) for row in range(num_reported_rows))
-    return Verification(verdict, tuple(probs), uniforms, tuple(top))
+    unjudged = (None,) * (len(draft.token_ids) - len(judged))
+    target_probs = (*reported[:-1], *unjudged, reported[-1])
+    if not num_top_tokens:
+        return Verification(verdict, target_probs, uniforms, ())
+    seen = softmax(logits[: num_accepted + 1]) if sampling.is_greedy else probs
+    top = tuple(top_entries(seen[row], num_top_tokens) for row in range(num_accepted + 1))
+    return Verification(verdict, target_probs, uniforms, top)
 
 
 def _draft_rows(draft: Draft, target_probs: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator
+from dataclasses import replace
 from threading import Lock
 
 from engines.base import Engine, EngineInfo
@@ -16,6 +17,8 @@ from engines.tokenizer import Text, encode_prompt
 
 class TextEngine(Engine):
     """An engine that yields rounds of ids, of which this makes events."""
+
+    sees_draft_probs = False  # so that a draft can end where its model is unsure
 
     def __init__(
         self,
@@ -60,6 +63,10 @@ class TextEngine(Engine):
         self.check(request)
         return self._generate(request)
 
+    def add_note(self, note: str) -> None:
+        """Tell a reader of this engine's figures one thing more, before the others."""
+        self._info = replace(self._info, notes=(note, *self._info.notes))
+
     @abstractmethod
     def rounds(self, request: GenerationRequest) -> Rounds:
         """Yield how the prompt is read, then what each pass of the target brings.
@@ -80,6 +87,11 @@ class TextEngine(Engine):
             raise ValueError(
                 f"draft_kind is '{request.draft_kind}', but no draft model is loaded: name one, or "
                 f"use one of {', '.join(self.draft_kinds)}"
+            )
+        if self.min_draft_prob(request) and not self.sees_draft_probs:
+            raise ValueError(
+                f"min_draft_prob is {request.min_draft_prob}: the back end '{self._info.backend}' "
+                "does not report what its drafts were given; use 0, or leave it out"
             )
         self._check_ids(request.prompt_token_ids)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -15,22 +12,11 @@ import transformers
 from engines.base import EngineInfo
 from engines.checkpoints import built_path, parse_reference
 from engines.compatibility import check_vocabularies
-from engines.config import DraftKind, EngineConfig, GenerationRequest
-from engines.drafting import (
-    PREFILL_CHUNK_TOKENS,
-    EchoProposer,
-    ModelProposer,
-    NoProposer,
-    PromptLookupProposer,
-    Proposer,
-    prefill_chunks,
-)
-from engines.errors import EngineError, GenerationError, translate_errors
-from engines.generation import Rounds
-from engines.speculative import Round, decode
+from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig
+from engines.errors import EngineError, GenerationError
+from engines.loop_engine import LoopEngine, settings_notes
 from engines.store import EngineStore
-from engines.text_engine import TextEngine
-from engines.tokenizer import Text, generation_settings, load_tokenizer
+from engines.tokenizer import Text, load_tokenizer
 from engines.transformers_backend.cpu_linear import has_wide_onednn
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
@@ -46,20 +32,12 @@ GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     RuntimeError: GenerationError,  # torch's, out of memory among them
     MemoryError: GenerationError,
 }
-WARM_UP_ROUNDS = 2
-# What a checkpoint may set to change its own output; both sides of a comparison ignore it alike.
-# With the values that change nothing.
-IGNORED_SETTINGS = {
-    "repetition_penalty": 1,
-    "encoder_repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "min_p": 0,
-    "typical_p": 1,
-}
 
 
-class TransformersEngine(TextEngine):
-    """A target with or without a draft. Prompt lookup and plain decoding need no draft."""
+class TransformersEngine(LoopEngine):
+    """Any causal language models whose cache can be cut back, on a CPU or CUDA."""
+
+    generation_errors: ClassVar = GENERATION_ERRORS
 
     def __init__(self, config: EngineConfig, store: EngineStore) -> None:
         """Load the models.
@@ -97,15 +75,12 @@ class TransformersEngine(TextEngine):
             require_rollback(self.draft_model, draft.name)
         logger.info("loaded %s in %.1f s", config, perf_counter() - started)
 
+        if device.type == "cpu":
+            self.default_min_draft_prob = DEFAULT_MIN_DRAFT_PROB
         models = [model for model in (self.target_model, self.draft_model) if model is not None]
         self._vocab_size = min(
             len(text.tokenizer), *(model.config.get_text_config().vocab_size for model in models)
         )
-        ignored = {
-            key: value
-            for key, value in generation_settings(target_path).items()
-            if key in IGNORED_SETTINGS and value not in (None, IGNORED_SETTINGS[key])
-        }
         info = EngineInfo(
             backend="transformers",
             target=target.described,
@@ -114,7 +89,7 @@ class TransformersEngine(TextEngine):
             device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
             draft_dtype=None if draft is None else _dtype_name(draft_dtype),
-            notes=_notes(dtype, ignored),
+            notes=(*_notes(dtype), *settings_notes(target_path)),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
@@ -129,65 +104,16 @@ class TransformersEngine(TextEngine):
     def is_open(self) -> bool:
         return self.target_model is not None
 
-    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
-        self.check(request)
-        # The prompt's last chunk, then passes that verify as many drafts as the request will.
-        short = replace(
-            request,
-            prompt_token_ids=request.prompt_token_ids[-PREFILL_CHUNK_TOKENS:],
-            max_new_tokens=WARM_UP_ROUNDS * (request.num_draft_tokens + 1),
-        )
-        proposer = self._proposer(request.draft_kind)
-        if request.draft_kind == "prompt_lookup":  # it may find nothing
-            proposer = EchoProposer()
-        passes = decode(
-            TransformersModel(self.target_model, vocab_size=self._vocab_size),
-            proposer,
-            short,
-            stop_token_ids=frozenset(),
-            context_length=self._info.context_length,
-        )
-        with closing(passes), translate_errors("warming up failed", GENERATION_ERRORS):
-            num_rounds = 0
-            for item in passes:
-                yield
-                num_rounds += isinstance(item, Round)
-                if num_rounds == WARM_UP_ROUNDS:
-                    break
+    def open_target(self, capacity: int) -> TransformersModel:
+        return TransformersModel(self.target_model, vocab_size=self._vocab_size)
 
-    def logit_gap(self, token_ids: Sequence[int], first: int, second: int) -> float | None:
-        model = TransformersModel(self.target_model, vocab_size=self._vocab_size)
-        with translate_errors("comparing two tokens failed", GENERATION_ERRORS):
-            for _ in prefill_chunks(model, token_ids[:-1]):
-                pass
-            logits = model.forward(token_ids[-1:], num_logits=1)[0]
-        return float(logits[first] - logits[second])
+    def open_draft(self, capacity: int) -> TransformersModel:
+        return TransformersModel(self.draft_model, vocab_size=self._vocab_size)
 
     def close(self) -> None:
         self.target_model = self.draft_model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-    def rounds(self, request: GenerationRequest) -> Rounds:
-        with translate_errors("generating failed", GENERATION_ERRORS):
-            yield from decode(
-                TransformersModel(self.target_model, vocab_size=self._vocab_size),
-                self._proposer(request.draft_kind),
-                request,
-                stop_token_ids=self._text.vocabulary.stop_token_ids,
-                context_length=self._info.context_length,
-            )
-
-    def _proposer(self, kind: DraftKind) -> Proposer:
-        match kind:
-            case "model":
-                return ModelProposer(
-                    TransformersModel(self.draft_model, vocab_size=self._vocab_size)
-                )
-            case "prompt_lookup":
-                return PromptLookupProposer()
-            case "none":
-                return NoProposer()
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
@@ -210,14 +136,10 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _notes(dtype: torch.dtype, ignored: dict[str, Any]) -> tuple[str, ...]:
-    notes = []
-    if dtype != torch.float32:
-        notes.append(
-            f"in {_dtype_name(dtype)} a pass over several tokens rounds differently "
-            "from passes over one, so greedy outputs may part where two tokens are nearly tied"
-        )
-    if ignored:
-        settings = ", ".join(f"{key}={value}" for key, value in sorted(ignored.items()))
-        notes.append(f"the checkpoint's own {settings} is not applied, on neither side")
-    return tuple(notes)
+def _notes(dtype: torch.dtype) -> tuple[str, ...]:
+    if dtype == torch.float32:
+        return ()
+    return (
+        f"in {_dtype_name(dtype)} a pass over several tokens rounds differently from passes over "
+        "one, so greedy outputs may part where two tokens are nearly tied",
+    )

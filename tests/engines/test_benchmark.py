@@ -440,6 +440,7 @@ def test_settings_name_everything_a_run_depends_on():
         "draft": "the draft",
         "draft_kind": "model",
         "num_draft_tokens": 3,
+        "min_draft_prob": 0.0,
         "max_new_tokens": 8,
         "temperature": 0.7,
         "top_k": 5,

@@ -42,29 +42,41 @@ def logits_behind(model: TableModel, draft: Draft) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_every_token_is_drawn_from_the_row_that_comes_with_it(sampling):
-    draft = proposed(TableModel.random(0), sampling)
+def test_every_token_is_drawn_from_the_row_that_comes_with_it():
+    draft = proposed(TableModel.random(0), SAMPLED)
     random = Random(0)
     assert draft.probs is not None
     assert draft.token_ids == tuple(draw(row, random.random()) for row in draft.probs)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_the_rows_are_those_of_the_model_under_the_sampling_asked_for(sampling):
+def test_the_rows_are_those_of_the_model_under_the_sampling_asked_for():
     model = TableModel.random(0)
-    draft = proposed(model, sampling)
-    np.testing.assert_array_equal(draft.probs, to_probs(logits_behind(model, draft), sampling))
+    draft = proposed(model, SAMPLED)
+    np.testing.assert_array_equal(draft.probs, to_probs(logits_behind(model, draft), SAMPLED))
 
 
-def test_a_greedy_draft_reports_how_sure_the_model_was():
+def test_a_greedy_draft_is_certain_of_the_likeliest_and_reports_how_sure_the_model_was():
     model = TableModel.random(0)
     draft = proposed(model, GREEDY, num_top_tokens=2)
     plain = softmax(logits_behind(model, draft))
-    assert draft.reported_probs == tuple(plain.max(axis=-1).tolist())
-    assert [top[0] for top in draft.top] == list(
-        zip(draft.token_ids, draft.reported_probs, strict=True)
-    )
+    assert draft.probs is None
+    assert draft.token_ids == tuple(plain.argmax(axis=-1).tolist())
+    assert draft.reported_probs == pytest.approx(plain.max(axis=-1).tolist(), rel=1e-6)
+    assert [top[0][0] for top in draft.top] == list(draft.token_ids)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_draft_ends_behind_the_first_token_that_its_model_is_unsure_of(sampling):
+    whole = proposed(TableModel.random(0), sampling)
+    for least in (0.0, *(prob for prob in whole.reported_probs if prob is not None), 1.0):
+        model = TableModel.random(0)
+        request = DraftRequest(CONTEXT, 3, sampling, Random(0), min_prob=least)
+        draft = ModelProposer(model).propose(request)
+
+        unsure = [prob < least for prob in whole.reported_probs if prob is not None]
+        expected = unsure.index(True) + 1 if True in unsure else 3
+        assert draft.token_ids == whole.token_ids[:expected]
+        assert model.num_passes == expected
 
 
 def test_a_sampled_draft_reports_what_it_was_drawn_from():

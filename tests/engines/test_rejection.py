@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engines.rejection import Verdict, verify_draft
+from engines.rejection import Verdict, verify_draft, verify_greedy
 from engines.sampling import Array, draw, one_hot
 from tests.frequencies import assert_follows, assert_share
 
@@ -41,6 +41,7 @@ Drafter: TypeAlias = Callable[[Array, Random], int]
 def test_a_greedy_target_keeps_what_it_would_have_said(to_array, draft, target, expected, uniform):
     draft_probs, target_probs = (to_array(np.eye(5)[np.array(ids, int)]) for ids in (draft, target))
     assert verify_draft(draft, draft_probs, target_probs, [uniform] * len(target)) == expected
+    assert verify_greedy(draft, target) == expected
 
 
 def test_a_token_that_the_target_excludes_is_rejected_even_at_uniform_zero():

@@ -12,7 +12,15 @@ from hypothesis import given, settings, strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from engines.config import SamplingParams
-from engines.sampling import draw, one_hot, softmax, to_probs, top_entries
+from engines.sampling import (
+    draw,
+    greedy_token_ids,
+    one_hot,
+    softmax,
+    to_probs,
+    token_probs,
+    top_entries,
+)
 
 ARRAYS = [pytest.param(np.array, id="numpy"), pytest.param(torch.tensor, id="torch")]
 LOGITS = np.log(np.array([[4.0, 2.0, 1.0, 1.0]]))
@@ -99,6 +107,23 @@ def test_inputs_are_never_written_into(to_array: ToArray):
 def test_greedy_is_certain_of_the_first_maximum(to_array: ToArray):
     logits = to_array([[0.0, 3.0, 3.0], [-1.0, -3.0, -2.0]])
     assert to_probs(logits, SamplingParams()).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert greedy_token_ids(logits) == [1, 0]
+
+
+@pytest.mark.parametrize("to_array", ARRAYS)
+def test_single_probabilities_are_those_of_whole_rows(to_array: ToArray):
+    values = np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32) * 40
+    logits = to_array(values)
+    rows, token_ids = [0, 1, 1], [3, 999, int(values[1].argmax())]
+    expected = [float(softmax(logits)[row, id_]) for row, id_ in zip(rows, token_ids, strict=True)]
+    assert token_probs(logits, rows, token_ids) == pytest.approx(expected, rel=1e-5)
+    assert np.array_equal(np.asarray(logits), values)
+
+
+@pytest.mark.parametrize("to_array", ARRAYS)
+def test_a_row_that_is_not_numbers_has_no_probabilities(to_array: ToArray):
+    logits = to_array(np.array([[0.0, 1.0], [np.nan, 1.0]], np.float32))
+    assert np.isnan(token_probs(logits, [0, 1], [0, 1])).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("to_array", ARRAYS)

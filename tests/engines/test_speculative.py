@@ -313,6 +313,30 @@ def test_sampled_output_follows_the_target(sampling):
     check_outputs(GenerationRequest((0, 1), "model", 2, 4, sampling), ModelProposer)
 
 
+@pytest.mark.parametrize("min_draft_prob", [0.3, 0.5])
+def test_sampled_output_follows_the_target_where_drafts_end_early(min_draft_prob):
+    sampling = SamplingParams(temperature=1)
+    request = GenerationRequest((0, 1), "model", 3, 4, sampling, min_draft_prob=min_draft_prob)
+    check_outputs(request, ModelProposer)
+
+
+class DroppingProposer(ModelProposer):
+    """Wrong: drops a token because its own probability is low, which favours the likely ones."""
+
+    def propose(self, request: DraftRequest) -> Draft:
+        draft = super().propose(request)
+        unsure = [prob is not None and prob < 0.4 for prob in draft.reported_probs]
+        kept = unsure.index(True) if True in unsure else len(unsure)
+        assert draft.probs is not None
+        return Draft(draft.token_ids[:kept], draft.probs[:kept], draft.reported_probs[:kept])
+
+
+def test_a_draft_that_leaves_out_its_unsure_token_is_found_out():
+    request = GenerationRequest((0, 1), "model", 3, 4, SamplingParams(temperature=1))
+    with pytest.raises(AssertionError, match="standard errors"):
+        check_outputs(request, DroppingProposer)
+
+
 @pytest.mark.parametrize("num_draft_tokens", [1, 3])
 def test_sampled_output_follows_the_target_with_prompt_lookup(num_draft_tokens):
     request = GenerationRequest(
@@ -348,9 +372,18 @@ def test_a_draft_that_was_not_drawn_as_it_says_is_found_out():
 PROMPT = "one two three one two three one two"
 
 
-def generate(engine: Engine, kind: DraftKind, num_draft_tokens: int) -> GenerationStats:
+def generate(
+    engine: Engine,
+    kind: DraftKind,
+    num_draft_tokens: int,
+    *,
+    min_draft_prob: float | None = None,
+) -> GenerationStats:
     token_ids = engine.encode(PROMPT, chat_template=False)
-    return stats_of(engine.generate(GenerationRequest(token_ids, kind, num_draft_tokens, 128)))
+    request = GenerationRequest(
+        token_ids, kind, num_draft_tokens, 128, min_draft_prob=min_draft_prob
+    )
+    return stats_of(engine.generate(request))
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +434,7 @@ def test_a_transformer_with_an_unrelated_draft_says_what_it_says_without(tiny_en
 def test_a_transformer_that_drafts_for_itself_is_accepted_throughout(tiny_target: Path):
     config = EngineConfig(target=str(tiny_target), draft=str(tiny_target), dtype="float32")
     with load_engine(config) as engine:
-        stats = generate(engine, "model", 4)
+        stats = generate(engine, "model", 4, min_draft_prob=0.0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens
     assert stats.num_accepted_tokens is not None
     assert stats.num_accepted_tokens > 100
