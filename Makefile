@@ -1,4 +1,5 @@
-# make run · make test · make check · make bench · make trtllm. What they need is set up the first time only.
+# make run · make test · make check · make bench · make torch · make trtllm. What they need is set up
+# the first time only.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ TRTLLM_PYTHONS := python3.12 python3.10
 BIN := $(VENV)/bin
 export CHROMIUM ?= chromium
 
-.PHONY: run test check bench trtllm chromium
+.PHONY: run test check bench torch trtllm chromium
 
 run: $(VENV)/runs
 	$(BIN)/python app.py $(ARGS)
@@ -20,8 +21,12 @@ check: $(VENV)/checks
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/runs
-	$(BIN)/python -m engines.transformers_backend.bench $(ARGS)
+bench: $(VENV)/bench
+	$(BIN)/python -m engines.bench $(ARGS)
+
+# The transformers back end: models that are no Llamas, CUDA, tuning a draft.
+torch: $(VENV)/torch
+	$(BIN)/python -m engines doctor
 
 # The worker's environment, on a machine with an NVIDIA GPU; doctor tells what it can do.
 trtllm: $(VENV)/runs $(TRTLLM_VENV)/runs
@@ -34,12 +39,22 @@ $(VENV)/bin/python:
 		echo "This needs Python's venv module: sudo apt-get install python3-venv"; exit 1; }
 
 # A file in the environment stands for what was installed, so that nothing is installed twice.
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -r
 $(VENV)/runs: requirements.txt constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements.txt
+	$(INSTALL) requirements.txt
 	@touch $@
 
-$(VENV)/checks: requirements-dev.txt $(VENV)/runs | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-dev.txt
+$(VENV)/torch: requirements-torch.txt $(VENV)/runs
+	$(INSTALL) requirements-torch.txt
+	@touch $@
+
+$(VENV)/bench: requirements-bench.txt $(VENV)/torch
+	$(INSTALL) requirements-bench.txt
+	@touch $@
+
+$(VENV)/checks: requirements-dev.txt $(VENV)/torch
+	$(INSTALL) requirements-dev.txt
 	@touch $@
 
 $(TRTLLM_VENV)/runs: requirements-tensorrt-llm.txt

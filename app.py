@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from engines import BACKENDS, BUNDLED, DRAFT_KINDS, EngineSlot, resolve_draft
+from engines import AUTO, BACKEND_CHOICES, BUNDLED, DRAFT_KINDS, EngineSlot, resolve_draft
 from specdec_ui.layout import TITLE, PageDefaults, build_app, launch_options
 
 MAX_WAITING = 64  # runs in the queue; one more is refused with a message
@@ -24,7 +24,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="default: model with --draft and for the bundled target, else prompt_lookup",
     )
     parser.add_argument(
-        "--backend", choices=BACKENDS, default="transformers", help="default: %(default)s"
+        "--backend", choices=BACKEND_CHOICES, default=AUTO, help="default: %(default)s"
     )
     parser.add_argument("--verbose", action="store_true", help="log loads and builds")
     args = parser.parse_args(argv)

@@ -3,7 +3,7 @@
 Read in this order: `events`, `base`, `rejection`, `speculative`, `generation`, `benchmark`.
 """
 
-from engines.backends import BACKENDS, create_backend
+from engines.backends import BACKEND_CHOICES, BACKENDS, create_backend
 from engines.base import LOADING, WAITING, Backend, BackendStatus, BuildProgress, Engine, EngineInfo
 from engines.benchmark import (
     MAX_REPEATS,
@@ -20,8 +20,10 @@ from engines.benchmark import (
     settings_of,
 )
 from engines.config import (
+    AUTO,
     BUNDLED,
     BUNDLED_DRAFT,
+    DEFAULT_MIN_DRAFT_PROB,
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
@@ -60,9 +62,12 @@ from engines.store import EngineStore, StoreEntry
 from engines.tensorrt_llm_backend.commands import Snippet, take_away
 
 __all__ = [
+    "AUTO",
     "BACKENDS",
+    "BACKEND_CHOICES",
     "BUNDLED",
     "BUNDLED_DRAFT",
+    "DEFAULT_MIN_DRAFT_PROB",
     "DEFAULT_NUM_DRAFT_TOKENS",
     "DRAFT_KINDS",
     "DROPPED_ORIGINS",

@@ -18,14 +18,16 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-from engines.backends import BACKENDS
+from engines.backends import BACKEND_CHOICES
 from engines.base import LOADING, BuildProgress, Engine
 from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, WarmUp, run, settings_of
 from engines.checkpoints import built_path, parse_reference
 from engines.child import child_lines, own_module
 from engines.config import (
+    AUTO,
     BUNDLED,
     BUNDLED_DRAFT,
+    DEFAULT_MIN_DRAFT_PROB,
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
@@ -159,7 +161,14 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     if num_draft_tokens is None:
         num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS[draft_kind]
     # Made before anything is loaded, so that a bad number is told at once.
-    request = GenerationRequest((0,), draft_kind, num_draft_tokens, args.max_new_tokens, sampling)
+    request = GenerationRequest(
+        (0,),
+        draft_kind,
+        num_draft_tokens,
+        args.max_new_tokens,
+        sampling,
+        min_draft_prob=args.min_draft_prob,
+    )
     try:
         engine = slot.load(_config(args), _Progress())
         token_ids = engine.encode(prompt, chat_template=args.chat_template)
@@ -213,7 +222,8 @@ def _distill(args: argparse.Namespace) -> dict[str, Any]:
     )
     check_output(spec.folder, resume=spec.resume)
     show = _Progress()
-    for progress in EngineSlot().build(EngineConfig(target=spec.target)):
+    # PyTorch trains it, so the target is built for that back end, which says where it is missing.
+    for progress in EngineSlot().build(EngineConfig("transformers", spec.target)):
         show(progress)
     shown_at = -math.inf
     try:
@@ -241,11 +251,11 @@ def _pack(args: argparse.Namespace) -> dict[str, Any]:
             "packed draft says which it needs"
         )
     show = _Progress()
-    for progress in EngineSlot().build(EngineConfig(target=args.target)):
+    for progress in EngineSlot().build(EngineConfig("transformers", args.target)):
         show(progress)
     folders = (args.draft, str(built_path(reference, EngineStore())), args.target, args.output)
     for line in child_lines(
-        own_module("engines.distill.packing", "pack", *folders),
+        own_module("engines.distill.packing", *folders),
         action="packing",
     ):
         if line is not None:
@@ -403,7 +413,11 @@ def _speed(text: str) -> float:
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     model = "a folder, a .gguf file, a Hub id such as org/name"
     parser.add_argument(
-        "--backend", default="transformers", choices=BACKENDS, help="default: %(default)s"
+        "--backend",
+        default=AUTO,
+        choices=BACKEND_CHOICES,
+        help="auto (default): onnxruntime on a CPU, transformers on CUDA and for what onnxruntime "
+        "cannot run",
     )
     parser.add_argument("--target", default=BUNDLED, help=f"{model}, or '{BUNDLED}' (default)")
     parser.add_argument(
@@ -501,6 +515,13 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", help="the prompt itself")
     prompt.add_argument("--prompt-file", help="a file that holds the prompt, in UTF-8")
     _add_drafting_arguments(parser)
+    parser.add_argument(
+        "--min-draft-prob",
+        type=_number(float, "min_draft_prob", "use a number from 0 to 1"),
+        help="a draft ends behind the first token to which the draft model gives less than this; "
+        f"0: never (default: {DEFAULT_MIN_DRAFT_PROB} on a CPU, 0 elsewhere)",
+    )
+
     parser.add_argument(
         "--max-new-tokens",
         type=_number(int, "max_new_tokens", whole),

@@ -4,6 +4,7 @@ EngineError                     its text is shown to the user as it stands
 ├─ BackendUnavailableError      a package, driver or device is missing
 ├─ ModelLoadError               a checkpoint is missing, unreadable or too large for the device
 ├─ ModelNotBuiltError           a checkpoint must be fetched or converted first
+├─ UnsupportedModelError        a back end cannot run a model; another can
 ├─ IncompatibleModelsError      the draft and the target do not share a vocabulary
 ├─ EngineBuildError             an engine could not be built, stored or read back
 ├─ RecordingError               a recorded run cannot be written or read
@@ -32,6 +33,10 @@ class ModelLoadError(EngineError):
 
 class ModelNotBuiltError(EngineError):
     """A checkpoint must be fetched or converted before it can be loaded."""
+
+
+class UnsupportedModelError(EngineError):
+    """A back end cannot run a model. The text names one that can."""
 
 
 class IncompatibleModelsError(EngineError):

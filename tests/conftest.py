@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -85,9 +86,12 @@ def letters() -> Vocabulary:
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int, num_layers: int = 2, vocab_size: int = 320
+    folder: Path, *, seed: int, num_layers: int = 2, vocab_size: int = 320, **settings: Any
 ) -> Path:
-    """Write a random Llama with a byte-level tokenizer as a checkpoint folder."""
+    """Write a random Llama with a byte-level tokenizer as a checkpoint folder.
+
+    Its heads have 8 dimensions, which only transformers runs, unless the settings say otherwise.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -100,18 +104,19 @@ def write_tiny_model(
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = "<s>{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,  # padded behind the tokenizer's 258 entries, as real ones are
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.4,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    usual = {
+        "vocab_size": vocab_size,  # padded behind the tokenizer's 258 entries, as real ones are
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.4,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    config = LlamaConfig(**usual | settings)
     LlamaForCausalLM(config).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder

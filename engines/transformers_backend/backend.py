@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,10 +12,10 @@ from engines.checkpoint_build import checkpoint_stages
 from engines.checkpoints import Reference, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
+from engines.packages import WITH_TORCH, missing_packages, version_of
 from engines.store import EngineStore
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
-INSTALL = "pip install -r requirements.txt"
 
 
 class TransformersBackend(Backend):
@@ -26,17 +25,17 @@ class TransformersBackend(Backend):
         self._store = store or EngineStore()
 
     def probe(self, config: EngineConfig | None = None) -> BackendStatus:
-        missing = _missing_packages()
+        missing = missing_packages(PACKAGES)
         if missing:
-            detail = f"needs {', '.join(missing)}: run '{INSTALL}'"
+            detail = f"needs {', '.join(missing)}: run '{WITH_TORCH}'"
             return BackendStatus("transformers", usable=False, detail=detail)
         try:
             import torch
         except (ImportError, OSError) as exc:  # installed, but a library it needs is not
-            detail = f"torch cannot be imported ({exc}): run '{INSTALL}' again"
+            detail = f"torch cannot be imported ({exc}): run '{WITH_TORCH}' again"
             return BackendStatus("transformers", usable=False, detail=detail)
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES[:2])
+        versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES[:2])
         return BackendStatus("transformers", True, versions, devices=(*gpus, "cpu"))
 
     def build(self, config: EngineConfig) -> Generator[BuildProgress, None, None]:
@@ -61,19 +60,8 @@ class TransformersBackend(Backend):
         return check_checkpoints(references, self._store)
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _missing_packages() -> list[str]:
-    return [name for name in PACKAGES if _version(name) is None]
-
-
 def _require_packages() -> None:
-    if missing := _missing_packages():
+    if missing := missing_packages(PACKAGES):
         raise BackendUnavailableError(
-            f"the transformers back end needs {', '.join(missing)}: run '{INSTALL}'"
+            f"the transformers back end needs {', '.join(missing)}: run '{WITH_TORCH}'"
         )

@@ -16,11 +16,13 @@ from engines.benchmark import RunRecord, run, settings_of
 from engines.config import DraftKind, EngineConfig, Flow, GenerationRequest, SamplingParams
 from engines.errors import EngineError
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step
+from engines.onnxruntime_backend.backend import OnnxRuntimeBackend
 from engines.replay import ReplayEngine
 from engines.slot import EngineSlot
 from engines.stats import stats_of
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.backend import TensorRTBackend
+from tests.conftest import write_tiny_model
 from tests.engines.tensorrt_llm.machine import config_of, on_machine
 from tests.fake_tensorrt_llm.scenario import Scenario
 from tests.fake_tensorrt_llm.site import FakeInstall, write_site
@@ -65,6 +67,19 @@ def tensorrt_engine(fake: FakeInstall, target: Path, draft: Path, flow: Flow) ->
 
 
 @pytest.fixture(scope="module")
+def onnxruntime_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("onnxruntime")
+    target, draft = (
+        write_tiny_model(folder / name, seed=seed, num_layers=layers, head_dim=16)
+        for name, seed, layers in (("target", 1, 2), ("draft", 2, 1))
+    )
+    backend = OnnxRuntimeBackend(EngineStore(folder / "store"))
+    config = EngineConfig("onnxruntime", str(target), str(draft))
+    with EngineSlot(lambda name: backend).load(config) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def engine_flow(fake: FakeInstall, tiny_target: Path, tiny_draft: Path) -> Iterator[Engine]:
     with tensorrt_engine(fake, tiny_target, tiny_draft, "engine") as engine:
         yield engine
@@ -78,6 +93,7 @@ def pytorch_flow(fake: FakeInstall, tiny_target: Path, tiny_draft: Path) -> Iter
 
 ENGINES = {
     "transformers": "tiny_engine",
+    "onnxruntime": "onnxruntime_engine",
     "replay": "replay_engine",
     "TensorRT-LLM, engine flow": "engine_flow",
     "TensorRT-LLM, PyTorch flow": "pytorch_flow",

@@ -96,4 +96,6 @@ def test_a_torch_that_cannot_be_imported_is_told_with_the_remedy(tmp_path: Path)
     )
 
     assert "'usable': False" in result.stdout
-    assert "libcudart.so: no such file): run 'pip install -r requirements.txt'" in result.stdout
+    assert (
+        "libcudart.so: no such file): run 'pip install -r requirements-torch.txt'" in result.stdout
+    )

@@ -347,6 +347,7 @@ def test_closing_the_slot_closes_its_engine_once(slot: EngineSlot, backend: Plug
 
 def test_an_unknown_back_end_is_told_with_those_there_are():
     with pytest.raises(
-        ValueError, match=r"backend is 'abacus': use one of transformers, tensorrt_llm$"
+        ValueError,
+        match=r"backend is 'abacus': use one of auto, onnxruntime, transformers, tensorrt_llm$",
     ):
         load_engine(EngineConfig(backend="abacus"))
