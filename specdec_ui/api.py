@@ -10,6 +10,7 @@ import gradio as gr
 from gradio.events import api
 
 from engines import (
+    AUTO,
     BUNDLED,
     DEFAULT_NUM_DRAFT_TOKENS,
     LOADING,
@@ -66,10 +67,11 @@ def add_endpoints(slot: EngineSlot) -> None:
             target: str = BUNDLED,
             draft: str = "",
             chat_template: bool = True,
-            backend: str = "transformers",
+            backend: str = AUTO,
             repeats: int = 1,
             dtype: str = "auto",
             tensorrt_llm: dict[str, Any] | None = None,
+            min_draft_prob: float | None = None,
         ) -> Iterator[dict[str, Any]]:
             # What is left open is chosen as the page does; the rest is judged with the form.
             chosen_draft, kind = resolve_draft(target, draft, cast(DraftKind | None, draft_kind))
@@ -91,6 +93,7 @@ def add_endpoints(slot: EngineSlot) -> None:
                     seed=seed,
                     baseline=baseline,
                     repeats=repeats,
+                    min_draft_prob=min_draft_prob,
                     dtype=dtype,
                     tensorrt_llm=tensorrt_llm or {},
                 )
@@ -101,7 +104,7 @@ def add_endpoints(slot: EngineSlot) -> None:
     def build(
         target: str = BUNDLED,
         draft: str = "",
-        backend: str = "transformers",
+        backend: str = AUTO,
         dtype: str = "auto",
         tensorrt_llm: dict[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:

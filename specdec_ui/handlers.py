@@ -98,7 +98,7 @@ def stream_tune(
         EngineError: The target cannot be built, or the tuning failed.
     """
     distill.check_output(spec.folder, resume=spec.resume)
-    with closing(slot.build(EngineConfig(target=spec.target))) as progress:
+    with closing(slot.build(EngineConfig("transformers", spec.target))) as progress:
         yield from progress
     yield from slot.acquire()
     try:
@@ -283,9 +283,7 @@ def on_fault(session: Session) -> tuple[Any, ...]:
 
 def on_probe(backend: str, python: str) -> str:
     """Say whether a back end can be used here. This may start a child process and take long."""
-    if backend != TENSORRT_LLM:
-        return ""
-    options = tensorrt_options({"python": python})
+    options = tensorrt_options({"python": python} if backend == TENSORRT_LLM else {})
     found = create_backend(backend).probe(EngineConfig(backend=backend, tensorrt_llm=options))
     if not found.usable:
         return backend_note_html(f"Not usable here: {found.detail}.", is_error=True)

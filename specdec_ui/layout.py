@@ -9,9 +9,11 @@ from typing import Any
 import gradio as gr
 
 from engines import (
-    BACKENDS,
+    AUTO,
+    BACKEND_CHOICES,
     BUNDLED,
     BUNDLED_DRAFT,
+    DEFAULT_MIN_DRAFT_PROB,
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
@@ -37,7 +39,7 @@ from specdec_ui.handlers import (
 )
 from specdec_ui.highlight import legend_html
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
-from specdec_ui.state import DRAFTS, TENSORRT_LLM, RunForm, RunState, Session, TuneForm
+from specdec_ui.state import DRAFTS, RunForm, RunState, Session, TuneForm
 from specdec_ui.summary import (
     expectation_html,
     figures_html,
@@ -45,7 +47,7 @@ from specdec_ui.summary import (
     status_html,
     verdict_html,
 )
-from specdec_ui.tensorrt_part import TensorRTPart, choose_backend, commands_part, tensorrt_part
+from specdec_ui.tensorrt_part import LOOKING, choose_backend, commands_part, tensorrt_part
 from specdec_ui.theme import own_html
 from specdec_ui.views import View
 
@@ -85,7 +87,7 @@ TUNING_ADVICE = (
 class PageDefaults:
     """What the page starts with."""
 
-    backend: str = "transformers"
+    backend: str = AUTO
     target: str = BUNDLED
     draft: str = BUNDLED_DRAFT
     draft_kind: DraftKind = "model"
@@ -104,7 +106,7 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         outputs["verdict"] = own_html(verdict_html(recorded.record, whose="recorded run"))
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
-                tensorrt = _pair(controls, outputs, defaults)
+                note, tensorrt = _pair(controls, outputs, defaults)
                 _tuning(tuning, outputs)
                 _settings(controls)
             with gr.Column(scale=3, min_width=480):
@@ -137,9 +139,8 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         outputs |= {name: tuning[name] for name in ("output", "resume")}
         _wire(slot, controls, tuning, outputs)
         looked_for = [controls["backend"], controls["python"]]
-        _wire_backend(looked_for, tensorrt, commands)
-        if defaults.backend == TENSORRT_LLM:
-            app.load(on_probe, looked_for, tensorrt.note, **PROBING)
+        _wire_backend(looked_for, note, tensorrt, commands)
+        app.load(on_probe, looked_for, note, **PROBING)
         add_endpoints(slot)
         app.load(None, js="() => window.specdec.replay()")
     return app
@@ -160,15 +161,16 @@ def launch_options() -> dict[str, Any]:
 
 def _pair(
     controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults
-) -> TensorRTPart:
+) -> tuple[gr.HTML, gr.Column]:
     gr.Markdown("### Pair and engine")
     controls["backend"] = gr.Dropdown(
-        list(BACKENDS),
+        list(BACKEND_CHOICES),
         value=defaults.backend,
         label="Back end",
-        info="What runs the models. transformers is PyTorch, on CUDA where there is a GPU; "
-        "tensorrt_llm is NVIDIA's library, for one of its GPUs or several.",
+        info="What runs the models. auto chooses: onnxruntime for Llamas on a CPU; transformers, "
+        "which is PyTorch, on CUDA and for other models. tensorrt_llm is NVIDIA's library.",
     )
+    note = own_html(LOOKING, elem_id="sd-usable")  # whether the back end can be used here
     tensorrt = tensorrt_part(controls, defaults.backend)
     controls["target"] = gr.Textbox(
         defaults.target,
@@ -195,7 +197,7 @@ def _pair(
             "<p class='sd-note'>Building fetches, verifies and converts a pair once. "
             "Run does it by itself where it is needed.</p>"
         )
-    return tensorrt
+    return note, tensorrt
 
 
 def _tuning(tuning: dict[str, Any], outputs: dict[str, Any]) -> None:
@@ -251,11 +253,12 @@ def _choose(example: Example) -> tuple[str, str]:
     return example.prompt, expectation_html(example)
 
 
-def _choose_kind(kind: DraftKind, num_draft_tokens: float) -> tuple[Any, Any]:
-    """Show the draft model where it drafts; a default number becomes that of the new kind."""
+def _choose_kind(kind: DraftKind, num_draft_tokens: float) -> tuple[Any, Any, Any]:
+    """Show what is for a draft model where one drafts; a default number becomes the new kind's."""
     is_default = num_draft_tokens in DEFAULT_NUM_DRAFT_TOKENS.values() and kind != "none"
     number = DEFAULT_NUM_DRAFT_TOKENS[kind] if is_default else gr.skip()
-    return gr.update(visible=kind == "model"), number
+    shown = gr.update(visible=kind == "model")
+    return shown, shown, number
 
 
 def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
@@ -284,9 +287,16 @@ def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
             number[defaults.draft_kind] or number["model"],
             label="num_draft_tokens",
             info=f"Tokens guessed per step, 1 to {MAX_NUM_DRAFT_TOKENS}. More can be kept at once, "
-            f"and more can be wasted. {number['model']} is the default for a draft model by "
-            "measurement: with the bundled pair on two CPU cores, 1 to 3 were alike and more was "
-            "slower.",
+            f"and more can be wasted. {number['model']} is the default by measurement, with the "
+            "bundled pair on two CPU cores.",
+        )
+        controls["min_draft_prob"] = gr.Number(
+            None,
+            label="min_draft_prob",
+            placeholder="as suits the back end",
+            info="A draft ends early, behind the first token to which the draft model gives less "
+            f"than this, 0 to 1. 0: never. Empty: {DEFAULT_MIN_DRAFT_PROB} on a CPU, else 0.",
+            visible=defaults.draft_kind == "model",
         )
         controls["max_new_tokens"] = gr.Number(
             64, label="max_new_tokens", info="Where the answer is cut, in tokens."
@@ -388,15 +398,17 @@ def _wire(
     controls["draft_kind"].change(
         _choose_kind,
         [controls["draft_kind"], controls["num_draft_tokens"]],
-        [controls["draft"], controls["num_draft_tokens"]],
+        [controls[name] for name in ("draft", "min_draft_prob", "num_draft_tokens")],
         **AT_ONCE,
     )
 
 
-def _wire_backend(looked_for: list[Any], tensorrt: TensorRTPart, commands: gr.Accordion) -> None:
+def _wire_backend(
+    looked_for: list[Any], note: gr.HTML, tensorrt: gr.Column, commands: gr.Accordion
+) -> None:
     backend, python = looked_for
-    shown = [tensorrt.panel, commands, tensorrt.note]
+    shown = [tensorrt, commands, note]
     for chosen in (backend.change, python.submit, python.blur):
         chosen(choose_backend, backend, shown, **AT_ONCE).then(
-            on_probe, looked_for, tensorrt.note, **PROBING
+            on_probe, looked_for, note, **PROBING
         )

@@ -68,6 +68,7 @@ class RunForm:
     seed: int
     baseline: bool
     repeats: int
+    min_draft_prob: float | None = None  # None: as suits the engine
     dtype: str = "auto"
     tensorrt_llm: Mapping[str, Any] = field(default_factory=dict)  # see `tensorrt_options`
 
@@ -118,6 +119,7 @@ class RunForm:
                 top_p=self.top_p,
                 seed=_whole(self.seed),
             ),
+            min_draft_prob=self.min_draft_prob,
         )
 
     def num_runs(self) -> int:

@@ -409,6 +409,8 @@ def _source(record: RunRecord, whose: str) -> str:
     drafting = _drafting(settings)
     if settings.get("num_draft_tokens"):
         drafting += f", num_draft_tokens {settings['num_draft_tokens']}"
+    if settings.get("min_draft_prob"):
+        drafting += f", min_draft_prob {settings['min_draft_prob']}"
     dtype, draft_dtype = settings.get("dtype", ""), settings.get("draft_dtype")
     if draft_dtype not in (None, dtype):
         dtype = f"{dtype} (draft {draft_dtype})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import gradio as gr
@@ -17,29 +16,19 @@ from engines import (
 )
 from specdec_ui.state import TENSORRT_LLM
 from specdec_ui.summary import backend_note_html
-from specdec_ui.theme import own_html
 
-LOOKING = backend_note_html("Looking whether TensorRT-LLM can be used here …")
+LOOKING = backend_note_html("Looking whether it can be used here …")
 NO_COMMANDS = "Build or Run fills this in."
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRTPart:
-    """The part of the side bar that the other back ends hide."""
-
-    panel: gr.Column
-    note: gr.HTML  # whether the back end can be used here
-
-
-def tensorrt_part(controls: dict[str, Any], backend: str) -> TensorRTPart:
-    """Add the note and the options, in view where the page starts with that back end."""
-    with gr.Column(visible=backend == TENSORRT_LLM, elem_id="sd-tensorrt") as panel:
-        note = own_html(LOOKING)
-        with gr.Accordion("TensorRT-LLM", open=False):
-            _build_options(controls)
-            _device_options(controls)
-            _process_options(controls)
-    return TensorRTPart(panel, note)
+def tensorrt_part(controls: dict[str, Any], backend: str) -> gr.Column:
+    """Add the options, in view where the page starts with that back end."""
+    panel = gr.Column(visible=backend == TENSORRT_LLM, elem_id="sd-tensorrt")
+    with panel, gr.Accordion("TensorRT-LLM", open=False):
+        _build_options(controls)
+        _device_options(controls)
+        _process_options(controls)
+    return panel
 
 
 def _build_options(controls: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import gradio as gr
 import pytest
 
 from engines import (
-    BACKENDS,
+    BACKEND_CHOICES,
     DRAFT_KINDS,
     MAX_NUM_DRAFT_TOKENS,
     MAX_REPEATS,
@@ -161,7 +161,7 @@ def test_a_number_out_of_range_is_left_to_the_form_to_judge(page: gr.Blocks, val
 
 def test_every_back_end_is_offered(page: gr.Blocks):
     choices = [value for _, value in controls(page)["backend"].choices]
-    assert choices == list(BACKENDS)
+    assert choices == list(BACKEND_CHOICES)
 
 
 def test_every_draft_kind_is_offered(page: gr.Blocks):
@@ -175,7 +175,7 @@ def test_every_draft_kind_is_offered(page: gr.Blocks):
 def test_the_draft_model_is_asked_for_only_where_one_drafts(
     draft_kind: DraftKind, is_visible: bool
 ):
-    backend = list(BACKENDS)[-1]
+    backend = BACKEND_CHOICES[-1]
     defaults = PageDefaults(backend, "org/target", "org/draft", draft_kind)
     page_controls = controls(build_page(defaults))
     assert page_controls["draft"].visible == is_visible

@@ -21,6 +21,7 @@ from gradio_client.exceptions import AppError
 from playwright.sync_api import expect
 
 from engines import (
+    BACKEND_CHOICES,
     BACKENDS,
     EngineConfig,
     EngineSlot,
@@ -272,7 +273,7 @@ def test_the_options_are_in_view_where_their_back_end_is_chosen(backend: str):
         assert by_id(page, element).visible == is_shown
     panel, commands, note = choose_backend(backend)
     assert panel == commands == gr.update(visible=is_shown)
-    assert "Looking whether TensorRT-LLM can be used here" in note
+    assert "Looking whether it can be used here" in note
 
 
 def probes(page: gr.Blocks) -> list[Any]:
@@ -289,14 +290,17 @@ def test_a_back_end_is_looked_for_when_it_is_chosen_and_holds_up_no_run():
         assert probe.api_visibility == "private"
 
 
-def test_a_page_that_starts_with_the_back_end_looks_for_it_at_once():
-    page = build_page(PageDefaults("tensorrt_llm"))
+@pytest.mark.parametrize("backend", BACKEND_CHOICES)
+def test_a_page_looks_at_once_for_the_back_end_that_it_starts_with(backend: str):
+    page = build_page(PageDefaults(backend))
     loads = [probe for probe in probes(page) if any(name == "load" for _, name in probe.targets)]
     assert len(loads) == 1
 
 
-def test_another_back_end_is_not_looked_for():
-    assert on_probe("transformers", "") == ""
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+def test_another_back_end_is_looked_for_too(backend: str):
+    assert "Usable here: onnxruntime" in on_probe(backend, "")
+    assert "Usable here: torch" in on_probe("transformers", "/not/looked/at")
 
 
 def test_what_is_missing_is_said_with_its_remedy(make_machine):
@@ -590,7 +594,7 @@ def test_the_engine_flow_from_the_page(page, make_machine):
         expect(page.locator("#sd-tensorrt")).to_be_hidden()
         page.get_by_label("Back end").click()
         page.get_by_role("option", name="tensorrt_llm").click()
-        expect(page.locator("#sd-tensorrt")).to_contain_text("Usable here: TensorRT-LLM 1.2.1")
+        expect(page.locator("#sd-usable")).to_contain_text("Usable here: TensorRT-LLM 1.2.1")
         page.locator("#sd-tensorrt").get_by_text("TensorRT-LLM", exact=True).click()
         set_number(page, "max_seq_len", 480)
         set_number(page, "max_new_tokens", 32)
@@ -619,7 +623,7 @@ def test_the_pytorch_flow_at_400_pixels(page, make_machine):
     with served(machine.slot, defaults) as url:
         page.set_viewport_size({"width": 400, "height": 900})
         open_page(page, url, theme="dark")
-        expect(page.locator("#sd-tensorrt")).to_contain_text("Usable here")
+        expect(page.locator("#sd-usable")).to_contain_text("Usable here")
         page.click("#sd-run")
         expect(status(page)).to_contain_text("Done", timeout=WAIT_S * 1000)
         expect(lane(page, "speculative").locator(".m").first).to_be_visible()
