@@ -290,11 +290,10 @@ def _prompt(controls: dict[str, Any], defaults: PageDefaults) -> None:
             f"and more can be wasted. {number['model']} is the default by measurement, with the "
             "bundled pair on two CPU cores.",
         )
-        controls["min_draft_prob"] = gr.Number(
-            None,
+        controls["min_draft_prob"] = gr.Textbox(  # a number's field cannot be empty
             label="min_draft_prob",
             placeholder="as suits the back end",
-            info="A draft ends early, behind the first token to which the draft model gives less "
+            info="A draft ends early, behind the first token to which the draft gives less "
             f"than this, 0 to 1. 0: never. Empty: {DEFAULT_MIN_DRAFT_PROB} on a CPU, else 0.",
             visible=defaults.draft_kind == "model",
         )

@@ -68,7 +68,7 @@ class RunForm:
     seed: int
     baseline: bool
     repeats: int
-    min_draft_prob: float | None = None  # None: as suits the engine
+    min_draft_prob: float | str | None = None  # None and "": as suits the engine
     dtype: str = "auto"
     tensorrt_llm: Mapping[str, Any] = field(default_factory=dict)  # see `tensorrt_options`
 
@@ -119,7 +119,7 @@ class RunForm:
                 top_p=self.top_p,
                 seed=_whole(self.seed),
             ),
-            min_draft_prob=self.min_draft_prob,
+            min_draft_prob=_share("min_draft_prob", self.min_draft_prob),
         )
 
     def num_runs(self) -> int:
@@ -256,6 +256,18 @@ def _devices(name: str, value: Any) -> Any:
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"{name} is {value!r}: type the numbers of GPUs with commas, as in 0,1")
     return tuple(map(int, parts))
+
+
+def _share(name: str, value: object) -> float | None:
+    """Return a number that may be left out; a control for text gives it as such."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        return float(cast(Any, value))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} is {value!r}: use a number from 0 to 1, or leave it out"
+        ) from None
 
 
 def _whole(value: Any) -> Any:

@@ -1,6 +1,13 @@
 // What the browser does alone: replay both lanes on one clock, hide dropped drafts.
+const watchable = 4; // seconds that a replay takes at least
 window.specdec = {
   replay() {
+    const times = [...document.querySelectorAll(".sd-text .s:last-child")].map((step) =>
+      parseFloat(step.style.getPropertyValue("--t")));
+    const slower = Math.max(1, Math.ceil(watchable / Math.max(...times, 0.001)));
+    document.body.style.setProperty("--sd-slower", slower);
+    const name = "Replay side by side" + (slower > 1 ? ` (${slower}x slower)` : "");
+    document.querySelector("#sd-replay").textContent = name;
     delete document.body.dataset.sdReplaying;
     void document.body.offsetWidth; // lets the animations start again
     document.body.dataset.sdReplaying = "";

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from threading import Event
 
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from engines import BUNDLED_DRAFT, EngineConfig, EngineSlot
+from engines.bench.passes import Passes
 from engines.errors import ModelLoadError
 from specdec_ui.layout import PageDefaults
 from tests.conftest import write_tiny_model
@@ -137,9 +139,10 @@ def test_a_comparison_on_the_bundled_target_shows_both_lanes_and_a_verdict(page,
 def test_stop_ends_the_passes_keeps_what_came_and_the_next_run_works(
     page, bundled_page, bundled_slot
 ):
-    passes: list[None] = []
-    model = bundled_slot.load(EngineConfig(draft=BUNDLED_DRAFT)).target_model  # the page's own
-    hook = model.register_forward_hook(lambda *_: passes.append(None))
+    passes = Passes()
+    engine = bundled_slot.load(EngineConfig(draft=BUNDLED_DRAFT))  # the page's own
+    target = engine.open_target
+    engine.open_target = lambda capacity: passes.recording("target", target(capacity))
     open_page(page, bundled_page)
     page.get_by_role("button", name="Story").click()
     set_number(page, "max_new_tokens", 400)
@@ -148,12 +151,14 @@ def test_stop_ends_the_passes_keeps_what_came_and_the_next_run_works(
     expect(page.locator("#sd-run")).to_be_disabled()
     page.click("#sd-stop")
     expect(status(page)).to_contain_text("Stopped")
-    num_passes = len(passes)
+    num_passes = len(passes.calls)
     kept = kept_text(page, "speculative")
     assert kept
     page.wait_for_timeout(1500)  # many steps long
-    assert len(passes) <= num_passes + 1
-    hook.remove()
+    # A pass on its way, and what it cuts back.
+    assert len(passes.calls) <= num_passes + 2
+    assert num_passes > 0
+    del engine.open_target
 
     with page.expect_download() as download:
         page.get_by_text("Export this run").click()
@@ -258,7 +263,11 @@ def test_a_replay_shows_steps_at_their_times_and_a_live_run_does_not_wait_for_th
     page.click("#sd-replay")
     assert step.evaluate("e => getComputedStyle(e).opacity") != "1"
     delay = step.evaluate("e => getComputedStyle(e).animationDelay")
-    assert float(delay.removesuffix("s")) > 1
+    recorded = step.evaluate("e => parseFloat(e.style.getPropertyValue('--t'))")
+    # Too short to be watched as it was, so it is slowed down, and the button says how much.
+    slower = ceil(4 / recorded)
+    assert float(delay.removesuffix("s")) == pytest.approx(recorded * slower, rel=1e-3)
+    expect(page.locator("#sd-replay")).to_have_text(f"Replay side by side ({slower}x slower)")
     set_number(page, "max_new_tokens", 8)
     page.click("#sd-run")
     expect(status(page)).to_contain_text("Done")

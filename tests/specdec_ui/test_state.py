@@ -127,6 +127,19 @@ def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [("", None), (" ", None), (None, None), ("0.3", 0.3), ("0", 0.0), (1, 1)]
+)
+def test_where_drafts_end_may_be_left_to_the_engine(value: Any, expected: float | None):
+    assert form_with(min_draft_prob=value).request((1,)).min_draft_prob == expected
+
+
+@pytest.mark.parametrize("value", ["x", "nan", "1.5", -1, [0.3]])
+def test_where_drafts_end_is_a_number_from_0_to_1(value: Any):
+    with pytest.raises(ValueError, match=r"^min_draft_prob is .*: use "):
+        form_with(min_draft_prob=value).check()
+
+
 @pytest.mark.parametrize("value", [None, "x", math.nan, math.inf, -1, True, 100])
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 def test_what_is_no_number_in_range_is_refused_by_name(name: str, value: Any):
