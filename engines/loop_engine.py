@@ -60,7 +60,7 @@ class LoopEngine(TextEngine):
                 stop_token_ids=self._text.vocabulary.stop_token_ids,
             )
 
-    def warm_up(self, request: GenerationRequest) -> Generator[None, None, None]:
+    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         self.check(request)
         # The prompt's last chunk, then passes that verify as many drafts as the request will.
         short = replace(
@@ -76,7 +76,7 @@ class LoopEngine(TextEngine):
         with closing(passes), translate_errors("warming up failed", self.generation_errors):
             num_rounds = 0
             for item in passes:
-                yield
+                yield None
                 num_rounds += isinstance(item, Round)
                 if num_rounds == WARM_UP_ROUNDS:
                     break

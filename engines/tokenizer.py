@@ -41,6 +41,16 @@ LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
     ModelLoadError,
 )
 
+# What transformers calls the fields of a GGUF file's tokenizer
+TOKENIZER_FIELDS = {
+    "tokenizer_type": "model",
+    "pre_tokenizer_type": "pre",
+    "tokens": "tokens",
+    "scores": "scores",
+    "token_type": "token_type",
+    "merges": "merges",
+    "add_prefix_space": "add_space_prefix",
+}
 # A tokenizer's name for a token, and what a GGUF file calls it
 SPECIAL_TOKENS = {
     "bos_token": "bos",
@@ -90,10 +100,7 @@ def load_gguf_tokenizer(path: Path) -> Any:
     from gguf import GGUFReader
 
     # Where transformers keeps it; its public reader would have to be PyTorch's.
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
-        GGUF_TOKENIZER_MAPPING,
-        convert_gguf_tokenizer,
-    )
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     from engines.gguf_files import value_of
 
@@ -101,8 +108,8 @@ def load_gguf_tokenizer(path: Path) -> Any:
 
     given = {
         name: content
-        for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
-        if (content := value_of(reader, f"tokenizer.{key}")) is not None
+        for name, key in TOKENIZER_FIELDS.items()
+        if (content := value_of(reader, f"tokenizer.ggml.{key}")) is not None
     }
     backend, _ = convert_gguf_tokenizer(value_of(reader, "general.architecture"), given)
     if given.get("pre_tokenizer_type") == "smollm":

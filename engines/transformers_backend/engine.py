@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -12,11 +13,20 @@ import transformers
 from engines.base import EngineInfo
 from engines.checkpoints import built_path, parse_reference
 from engines.compatibility import check_vocabularies
-from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig
+from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig, GenerationRequest
+from engines.drafting import CachedModel
 from engines.errors import EngineError, GenerationError
 from engines.loop_engine import LoopEngine, settings_notes
 from engines.store import EngineStore
 from engines.tokenizer import Text, load_tokenizer
+from engines.transformers_backend.captured import (
+    CapturedModel,
+    CapturedPasses,
+    NotCapturedError,
+    first_line,
+    require_same,
+    why_not_captured,
+)
 from engines.transformers_backend.cpu_linear import has_wide_onednn
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
@@ -32,6 +42,14 @@ GENERATION_ERRORS: dict[type[Exception], type[EngineError]] = {
     RuntimeError: GenerationError,  # torch's, out of memory among them
     MemoryError: GenerationError,
 }
+
+
+CAPTURE_ERRORS = (
+    NotCapturedError,
+    torch.cuda.OutOfMemoryError,
+    RuntimeError,  # of a capture that an operation breaks
+)
+CAPACITY_STEP = 1024  # tokens: a longer run makes the cache anew, a shorter one does not
 
 
 class TransformersEngine(LoopEngine):
@@ -92,6 +110,9 @@ class TransformersEngine(LoopEngine):
             notes=(*_notes(dtype), *settings_notes(target_path)),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
+        self._device = device
+        self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft
+        self._is_capturing = device.type == "cuda"
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
         super().__init__(
             info,
@@ -104,16 +125,71 @@ class TransformersEngine(LoopEngine):
     def is_open(self) -> bool:
         return self.target_model is not None
 
-    def open_target(self, capacity: int) -> TransformersModel:
-        return TransformersModel(self.target_model, vocab_size=self._vocab_size)
+    def prepare(self, request: GenerationRequest) -> Generator[str | None, None, None]:
+        """Capture the passes that a request will make, once; where that fails, say so and go on."""
+        if not self._is_capturing:
+            return
+        wanted = {"target": (1, request.num_draft_tokens + 1)}
+        if request.draft_kind == "model":
+            wanted["draft"] = (1, 2)  # behind a draft that was kept whole, two tokens are unread
+        try:
+            for role, sizes in wanted.items():
+                yield from self._capture(role, sizes, self._capacity(request))
+        except CAPTURE_ERRORS as exc:
+            self._is_capturing = False
+            self._captured.clear()
+            self.add_note(f"CUDA graphs are not used, which is slower: {first_line(exc)}")
+            yield self.info.notes[0]
 
-    def open_draft(self, capacity: int) -> TransformersModel:
-        return TransformersModel(self.draft_model, vocab_size=self._vocab_size)
+    def warm_up(self, request: GenerationRequest) -> Generator[str | None, None, None]:
+        self.check(request)
+        yield from self.prepare(request)
+        yield from super().warm_up(request)
+
+    def open_target(self, capacity: int) -> CachedModel:
+        return self._open("target", self.target_model, capacity)
+
+    def open_draft(self, capacity: int) -> CachedModel:
+        return self._open("draft", self.draft_model, capacity)
 
     def close(self) -> None:
+        self._captured.clear()
         self.target_model = self.draft_model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _open(self, role: str, model: Any, capacity: int) -> CachedModel:
+        passes = self._captured.get(role)
+        if passes is not None and passes.capacity >= capacity + max(passes.sizes, default=0):
+            return CapturedModel(passes, vocab_size=self._vocab_size)
+        return TransformersModel(model, vocab_size=self._vocab_size)
+
+    def _capture(
+        self, role: str, sizes: tuple[int, ...], capacity: int
+    ) -> Generator[str | None, None, None]:
+        """Capture what is missing of a model's passes, into a larger cache where need be."""
+        model = self.target_model if role == "target" else self.draft_model
+        if reason := why_not_captured(model):
+            raise NotCapturedError(f"{role}: {reason}")
+        passes = self._captured.get(role)
+        all_sizes = sorted({*sizes, *(passes.sizes if passes is not None else ())})
+        needed = capacity + all_sizes[-1]  # a pass may be padded
+        if passes is None or passes.capacity < needed:
+            passes = None
+            self._captured.pop(role, None)
+            passes = CapturedPasses(model, capacity=-(-needed // CAPACITY_STEP) * CAPACITY_STEP)
+        for size in all_sizes:
+            if size not in passes.sizes:
+                started = perf_counter()
+                yield None
+                passes.capture(size)
+                require_same(model, passes, size)
+                seconds = perf_counter() - started
+                if passes.unfused_reason is not None and passes.sizes == (size,):
+                    note = "its layers run as they are, which is slower, since torch.compile failed"
+                    self.add_note(f"{role}: {note} ({passes.unfused_reason})")
+                yield f"captured passes of the {role} over {size} token(s) in {seconds:.1f} s"
+        self._captured[role] = passes
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,3 +1,7 @@
+"""Folded attention is attention over expanded heads."""
+
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -5,12 +9,12 @@ from engines.transformers_backend.folded_attention import folded_attention
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("num_tokens", [1, 5])
+@pytest.mark.parametrize("num_tokens", [1, 5, 70])
 def test_equals_attention_over_expanded_heads(num_kv_heads, num_tokens):
     torch.manual_seed(0)
     query = torch.randn(1, 4, num_tokens, 8)
-    key, value = torch.randn(2, 1, num_kv_heads, 16, 8)
-    mask = (torch.arange(16)[None] <= 6 + torch.arange(num_tokens)[:, None])[None, None]
+    key, value = torch.randn(2, 1, num_kv_heads, 80, 8)
+    mask = (torch.arange(80)[None] <= 6 + torch.arange(num_tokens)[:, None])[None, None]
 
     output, _ = folded_attention(None, query, key, value, mask)
 

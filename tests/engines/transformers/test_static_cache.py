@@ -1,10 +1,11 @@
+"""A static cache is a cache."""
+
+from __future__ import annotations
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engines.transformers_backend.folded_attention import (
-    FOLDED_ATTENTION,
-    register_folded_attention,
-)
+from engines.transformers_backend.folded_attention import folded_attention_in
 from engines.transformers_backend.model import cache_argument
 from engines.transformers_backend.static_cache import StaticKv
 
@@ -23,18 +24,17 @@ def test_passes_over_it_equal_one_pass_also_behind_a_rollback():
     model = LlamaForCausalLM(config).eval()
     ids = torch.randint(0, 64, (1, 12))
     expected = model(ids).logits[0]
-    register_folded_attention()
-    model.set_attn_implementation(FOLDED_ATTENTION)
     cache = StaticKv(config, capacity=16, dtype=torch.float32, device=torch.device("cpu"))
 
     def forward(token_ids, start):
         cache.positions = torch.arange(start, start + token_ids.shape[1])
-        return model(
-            token_ids,
-            position_ids=cache.positions[None],
-            attention_mask=cache.mask(cache.positions),
-            **{cache_argument(model): cache},
-        ).logits[0]
+        with folded_attention_in(model):
+            return model(
+                token_ids,
+                position_ids=cache.positions[None],
+                attention_mask=cache.mask(cache.positions),
+                **{cache_argument(model): cache},
+            ).logits[0]
 
     first = forward(ids[:, :7], 0)
     forward(ids.flip(1)[:, :5], 7)  # a draft that is dropped
