@@ -66,9 +66,7 @@ class CapturedPasses:
             is_fused: Its layers are compiled. Only on CUDA.
         """
         self.capacity = capacity
-        self.unfused_reason: str | None = (
-            None  # why layers run as they are, where that was not asked
-        )
+        self.unfused_reason: str | None = None  # why its layers are not compiled
         self._model = model
         self._kv = StaticKv(
             model.config.get_text_config(),
