@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import psutil
 
-from engines.errors import EngineBuildError
+from engines.errors import EngineBuildError, EngineError
 
 HEARTBEAT_S = 0.25  # a silent child gives its caller a chance to stop this often
 END_TIMEOUT_S = 10.0  # until what was killed has let go of its memory, a GPU's above all
@@ -38,6 +38,20 @@ def own_module(module: str, *args: str) -> list[str]:
     launcher = f"import runpy, sys; sys.path.insert(0, {str(PROJECT_ROOT)!r}); "
     launcher += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-P", "-c", launcher, *args]
+
+
+def exit_code_of(work: Callable[[], None]) -> int:
+    """Do the work of a child process of ours; where it fails for the user, print the sentence.
+
+    Returns:
+        The process's exit code.
+    """
+    try:
+        work()
+    except EngineError as exc:
+        sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
+        return 1
+    return 0
 
 
 def child_lines(

@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from transformers import GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
-from engines.child import ERROR_PREFIX
+from engines.child import exit_code_of
 from engines.errors import EngineBuildError, EngineError, translate_errors
 from engines.gguf_files import ARCHITECTURE, value_of
 from engines.tensor_files import Arrays, write_arrays
@@ -128,12 +128,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     transformers_logging.disable_progress_bar()
-    try:
-        convert(args.source, args.folder)
-    except EngineError as exc:
-        _say(f"{ERROR_PREFIX}{exc}")
-        return 1
-    return 0
+    return exit_code_of(lambda: convert(args.source, args.folder))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from engines.child import ERROR_PREFIX
-from engines.errors import EngineBuildError, EngineError, translate_errors
+from engines.child import exit_code_of
+from engines.errors import EngineBuildError, translate_errors
 from engines.packed import EMBEDDINGS, KEPT_FILES, SCALE, read_packed
 from engines.tensor_files import Arrays, read_arrays, read_checkpoint, write_arrays
 from engines.tokenizer import load_tokenizer
@@ -84,12 +84,7 @@ def file_sha256(path: Path) -> str:
 def main(args: list[str]) -> int:
     """Unpack, and return the exit code."""
     packed, target, output = map(Path, args)
-    try:
-        unpack(packed, target, output)
-    except EngineError as exc:
-        sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
-        return 1
-    return 0
+    return exit_code_of(lambda: unpack(packed, target, output))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from engines.child import ERROR_PREFIX
+from engines.child import exit_code_of
 from engines.distill.output_folder import check_output
 from engines.errors import EngineBuildError, EngineError, translate_errors
 from engines.packed import CARD, EMBEDDINGS, KEPT_FILES, PACKED_FILE, PACKED_VERSION, SCALE
@@ -125,12 +125,7 @@ def _tensor_sha256(tensor: torch.Tensor) -> str:
 def main(args: list[str]) -> int:
     """Pack, and return the exit code."""
     draft, target, target_name, output = args
-    try:
-        pack(Path(draft), Path(target), target_name, Path(output))
-    except EngineError as exc:
-        sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
-        return 1
-    return 0
+    return exit_code_of(lambda: pack(Path(draft), Path(target), target_name, Path(output)))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.child import ERROR_PREFIX
+from engines.child import exit_code_of
 from engines.config import BUNDLED, EngineConfig
-from engines.errors import EngineBuildError, EngineError
+from engines.errors import EngineBuildError
 from engines.onnxruntime_backend.engine import OnnxEngine
 from engines.onnxruntime_backend.model import OnnxModel
 from engines.onnxruntime_backend.reference import TEXT, ReferenceLogits
@@ -67,12 +67,7 @@ def _say(line: str) -> None:
 def main(args: Sequence[str]) -> int:
     """Check; print a sentence on failure."""
     root, target, *draft = args
-    try:
-        check(Path(root), target, next(iter(draft), None))
-    except EngineError as exc:
-        _say(f"{ERROR_PREFIX}{exc}")
-        return 1
-    return 0
+    return exit_code_of(lambda: check(Path(root), target, next(iter(draft), None)))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from engines.onnxruntime_backend.llama import LlamaShape
+from engines.onnxruntime_backend.llama import EMBEDDINGS, HEAD, LlamaShape
 from engines.onnxruntime_backend.narrow import BITS, BLOCK_SIZE, parts_of, sizes_of
 
 CONTRIB = "com.microsoft"  # operators that onnxruntime brings beside those of ONNX
 OPSETS = (("", 21), (CONTRIB, 1))
 IR_VERSION = 10
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COSINES, SINES = "rotary.cosines", "rotary.sines"
 INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: products of integers
 TO_THE_END = 2**31 - 1

@@ -15,6 +15,7 @@ from engines.errors import ModelLoadError, UnsupportedModelError, translate_erro
 
 # What would change the model if it were there, with the value that changes nothing.
 PLAIN_SETTINGS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in a checkpoint
 HEAD_MULTIPLE = 16  # what GroupQueryAttention can turn
 UNREADABLE = dict.fromkeys((OSError, ValueError, KeyError, TypeError), ModelLoadError)
 
@@ -80,11 +81,6 @@ class LlamaShape:
         if _rope_type(rope) not in FREQUENCIES:
             raise _unsupported(name, f"its positions are scaled by '{_rope_type(rope)}'")
         return shape
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Return what a cached token takes, in float32."""
-        return 2 * self.num_layers * self.num_key_value_heads * self.head_dim * 4
 
     def rotations(self, num_tokens: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return cosines and sines, [num_tokens, head_dim / 2] each, float32."""

@@ -15,16 +15,15 @@ import numpy as np
 
 from engines.building import build_into_store
 from engines.checkpoints import Reference, built_path, checkpoint_identity
-from engines.child import ERROR_PREFIX, own_module
-from engines.errors import EngineBuildError, EngineError, ModelNotBuiltError, translate_errors
-from engines.onnxruntime_backend.llama import LlamaShape
+from engines.child import exit_code_of, own_module
+from engines.errors import EngineBuildError, ModelNotBuiltError, translate_errors
+from engines.onnxruntime_backend.llama import EMBEDDINGS, HEAD, LlamaShape
 from engines.onnxruntime_backend.narrow import BITS, BLOCK_SIZE, narrowed
 from engines.store import EngineStore, engine_key
 from engines.tensor_files import Arrays, read_arrays, read_checkpoint, write_arrays
 
 NARROW_VERSION = 1  # part of the key: raised when the layout changes
 FILE = "narrow.safetensors"
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def narrow_stage(reference: Reference, store: EngineStore) -> Generator[str | None, None, None]:
@@ -99,12 +98,7 @@ def narrow(checkpoint: Path, folder: Path) -> None:
 def main(args: list[str]) -> int:
     """Narrow, and return the exit code."""
     checkpoint, folder = map(Path, args)
-    try:
-        narrow(checkpoint, folder)
-    except EngineError as exc:
-        sys.stdout.write(f"{ERROR_PREFIX}{exc}\n")
-        return 1
-    return 0
+    return exit_code_of(lambda: narrow(checkpoint, folder))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 
 from engines.environment import usable_cpus
 from engines.errors import EngineError, GenerationError, ModelLoadError, translate_errors
-from engines.onnxruntime_backend.graph import COSINES, EMBEDDINGS, SINES, Wanted, llama_graph
-from engines.onnxruntime_backend.llama import LlamaShape
+from engines.onnxruntime_backend.graph import COSINES, SINES, Wanted, llama_graph
+from engines.onnxruntime_backend.llama import EMBEDDINGS, LlamaShape
 from engines.tensor_files import Arrays
 
 RUNTIME_ERRORS = (

@@ -57,13 +57,12 @@ class NotCapturedError(Exception):
 class CapturedPasses:
     """A model, a static cache of one sequence, and the passes over it that are captured."""
 
-    def __init__(self, model: Any, *, capacity: int, is_fused: bool = True) -> None:
+    def __init__(self, model: Any, *, capacity: int) -> None:
         """Make room.
 
         Args:
             model: See `why_not_captured`.
             capacity: The most tokens cached, padding of a pass included.
-            is_fused: Its layers are compiled. Only on CUDA.
         """
         self.capacity = capacity
         self.unfused_reason: str | None = None  # why its layers are not compiled
@@ -74,7 +73,7 @@ class CapturedPasses:
             dtype=model.dtype,
             device=model.device,
         )
-        self._is_fused = is_fused and model.device.type == "cuda"
+        self._is_fused = True
         self._cache_argument = cache_argument(model)
         self._passes: dict[int, _Pass] = {}
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from engines.child import ERROR_PREFIX
+from engines.child import exit_code_of
 from engines.errors import EngineBuildError, EngineError, translate_errors
 from engines.tokenizer import (
     LOAD_ERRORS,
@@ -87,13 +87,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     transformers_logging.disable_progress_bar()
-    try:
+
+    def work() -> None:
         convert(args.source, args.folder)
         self_check(args.folder)
-    except EngineError as exc:
-        _say(f"{ERROR_PREFIX}{exc}")
-        return 1
-    return 0
+
+    return exit_code_of(work)
 
 
 if __name__ == "__main__":
