@@ -511,7 +511,7 @@ def test_a_built_engine_that_does_not_fit_is_refused_until_another_is_built(make
     ("handler", "scenario", "words"),
     [
         pytest.param(on_build, {"build": "hang"}, "build the target engine", id="building"),
-        pytest.param(on_run, {"load": "hang"}, "Loading the models … 1 s", id="loading"),
+        pytest.param(on_run, {"load": "hang"}, "Loading the models … [1-9]", id="loading"),
     ],
 )
 def test_stop_ends_a_silent_library_and_the_next_run_works(
@@ -522,7 +522,7 @@ def test_stop_ends_a_silent_library_and_the_next_run_works(
     with closing(machine.click(handler, session)) as views:
         while True:
             view = next(views)
-            if words in str(view["status"]) and machine.processes():
+            if re.search(words, str(view["status"])) and machine.processes():
                 break
         on_stop(session)
     assert machine.processes() == set()
