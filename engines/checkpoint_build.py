@@ -132,14 +132,13 @@ class GgufBuild:
         assert self._sha256 is not None
         source = self._source
         identity = gguf_identity(self._sha256)
-        converter = _converter_of(source)
         yield from build_into_store(
             self._store,
             self._reference.name,
             engine_key(self._reference.name, identity),
             identity,
             num_bytes=lambda: gguf_files.num_weights(source) * BYTES_PER_WEIGHT,
-            command=lambda folder: own_module(converter, str(source), str(folder)),
+            command=lambda folder: own_module(_converter_of(source), str(source), str(folder)),
             action=f"converting {source.name}",
         )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engines.drafting import CachedModel
-
-Open = Callable[[], CachedModel]
 
 
 @dataclass(slots=True)

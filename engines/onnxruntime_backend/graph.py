@@ -52,7 +52,8 @@ def llama_graph(shape: LlamaShape, *, embeddings_dtype: np.dtype[Any], is_narrow
 
     Args:
         shape: Its sizes.
-        embeddings_dtype: Of the embeddings, which are read by row.
+        embeddings_dtype: Of the checkpoint's embeddings, which are read by row; where the head
+            multiplies by them, too, they are wanted in float32.
         is_narrow: The matrices are 4-bit integers (see `narrow`), else float32 [rows, columns] as
             in a checkpoint.
     """
@@ -74,8 +75,10 @@ class _Builder:
     def __init__(self, shape: LlamaShape, embeddings_dtype: np.dtype[Any], is_narrow: bool) -> None:
         self.weights: dict[str, Wanted] = {}
         self._shape = shape
-        self._embeddings_dtype = embeddings_dtype
         self._is_narrow = is_narrow
+        # A tied head is the embeddings, unless it is narrow and they are not.
+        self._is_shared = shape.is_tied and not is_narrow
+        self._embeddings_dtype = np.dtype(np.float32) if self._is_shared else embeddings_dtype
         self._nodes: list[Any] = []
 
     def add_all(self) -> None:
@@ -98,9 +101,7 @@ class _Builder:
             hidden, normed = self._norm_of_sum(hidden, self._mlp(normed, layer), next_norm)
         start = self._add("Neg", ["num_logits"])
         rows = self._add("Slice", [normed, start, "to_the_end", "the_rows"])
-        # A tied head is the embeddings, unless it is narrow and they are not.
-        is_shared = shape.is_tied and not self._is_narrow
-        head = EMBEDDINGS if is_shared else HEAD
+        head = EMBEDDINGS if self._is_shared else HEAD
         self._linear(rows, head, shape.hidden_size, shape.vocab_size, output="logits")
 
     def serialized(self) -> bytes:

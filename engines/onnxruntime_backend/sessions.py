@@ -84,9 +84,7 @@ def load_session(
     """
     options = shared_options()
     with translate_errors(f"the model '{name}' cannot be loaded", LOAD_ERRORS):
-        # A head that is the embeddings multiplies by them, in float32.
-        is_shared = shape.is_tied and not is_narrow
-        dtype = np.dtype(np.float32) if is_shared else arrays[EMBEDDINGS].dtype
+        dtype = arrays[EMBEDDINGS].dtype
         graph = llama_graph(shape, embeddings_dtype=dtype, is_narrow=is_narrow)
         cosines, sines = shape.rotations(shape.context_length)
         given = {**arrays, COSINES: cosines, SINES: sines}

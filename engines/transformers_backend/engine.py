@@ -110,7 +110,6 @@ class TransformersEngine(LoopEngine):
             notes=(*_notes(dtype), *settings_notes(target_path)),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
-        self._device = device
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft
         self._is_capturing = device.type == "cuda"
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
