@@ -114,6 +114,7 @@ def test_figures_at_temperature_1_are_those_of_the_engines_own_loop(
             number,
             ANSWER_TOKENS,
             SamplingParams(temperature=1, seed=run),
+            min_draft_prob=0,
         )
         length = stats_of(list(engine.generate(request))).mean_acceptance_length
         assert length is not None
