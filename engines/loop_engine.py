@@ -22,7 +22,7 @@ from engines.drafting import (
 )
 from engines.errors import EngineError, translate_errors
 from engines.generation import Rounds
-from engines.speculative import Round, decode
+from engines.speculative import Round, RoundMaker, StepwiseRounds, decode
 from engines.text_engine import TextEngine
 from engines.tokenizer import generation_settings
 
@@ -93,12 +93,14 @@ class LoopEngine(TextEngine):
         self, request: GenerationRequest, proposer: Proposer, *, stop_token_ids: frozenset[int]
     ) -> Rounds:
         return decode(
-            self.open_target(self._capacity(request)),
-            proposer,
+            self._round_maker(request, proposer),
             request,
             stop_token_ids=stop_token_ids,
             context_length=self._info.context_length,
         )
+
+    def _round_maker(self, request: GenerationRequest, proposer: Proposer) -> RoundMaker:
+        return StepwiseRounds(self.open_target(self._capacity(request)), proposer, request)
 
     def _proposer(self, kind: DraftKind, capacity: int) -> Proposer:
         match kind:

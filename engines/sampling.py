@@ -111,10 +111,26 @@ def draw(weights: Array, uniform: float) -> int:
     Raises:
         GenerationError: The weights are not numbers.
     """
+    return require_entry(int(draw_entry(weights, uniform)), weights.shape[0])
+
+
+def draw_entry(weights: Array, uniform: Array | float) -> Array:
+    """Return what `draw` does as an array [], without waiting for the device.
+
+    Where the weights are not numbers it is vocab_size: no entry's mass exceeds the product.
+    """
     xp = array_namespace(weights)
     mass = xp.cumulative_sum(xp.astype(weights, xp.float64), axis=-1)
-    entry = int(xp.searchsorted(mass, mass[-1:] * uniform, side="right")[0])
-    if entry == mass.shape[0]:  # no entry's mass exceeds the product: they are not numbers
+    return xp.searchsorted(mass, mass[-1:] * uniform, side="right")[0]
+
+
+def require_entry(entry: int, vocab_size: int) -> int:
+    """Return an entry that was drawn.
+
+    Raises:
+        GenerationError: None was: the weights were not numbers.
+    """
+    if entry == vocab_size:
         raise GenerationError(NOT_NUMBERS)
     return entry
 

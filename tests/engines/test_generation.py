@@ -16,7 +16,7 @@ from engines.config import GenerationRequest, SamplingParams
 from engines.drafting import ModelProposer, NoProposer
 from engines.events import OUTPUT_ORIGINS, Finish, GenerationEvent, Prefill, Step, Token, Totals
 from engines.generation import Rounds, Stopwatch, Vocabulary, generate_events
-from engines.speculative import Pass, PrefillChunk, decode
+from engines.speculative import Pass, PrefillChunk, StepwiseRounds, decode
 from engines.stats import stats_of
 from tests.conftest import STOP_ID, VOCAB_SIZE, TableModel
 from tests.engines.test_speculative import (
@@ -58,8 +58,7 @@ def generate(
     )
     proposer = NoProposer() if draft is None else ModelProposer(draft)
     rounds = decode(
-        target,
-        proposer,
+        StepwiseRounds(target, proposer, request),
         request,
         stop_token_ids=vocabulary.stop_token_ids,
         context_length=1000,
@@ -472,8 +471,7 @@ def events_of(scenario: Scenario) -> Iterator[GenerationEvent]:
         control_token_ids=frozenset({STOP_ID}),
     )
     rounds = decode(
-        target,
-        proposer,
+        StepwiseRounds(target, proposer, scenario.request),
         scenario.request,
         stop_token_ids=vocabulary.stop_token_ids,
         context_length=scenario.context_length,

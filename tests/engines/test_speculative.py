@@ -27,7 +27,7 @@ from engines.drafting import (
     Proposer,
 )
 from engines.sampling import softmax, to_probs
-from engines.speculative import PrefillChunk, Round, decode
+from engines.speculative import PrefillChunk, Round, StepwiseRounds, decode
 from engines.stats import GenerationStats, stats_of
 from tests.conftest import STOP_ID, VOCAB_SIZE, TableModel, load_engine
 from tests.frequencies import assert_follows
@@ -98,8 +98,7 @@ def start(scenario: Scenario) -> tuple[TableModel, TableModel, Iterator[PrefillC
     """Return a target, a draft, and the loop over them."""
     target, draft, proposer = models_of(scenario)
     items = decode(
-        target,
-        proposer,
+        StepwiseRounds(target, proposer, scenario.request),
         scenario.request,
         stop_token_ids=scenario.stop_token_ids,
         context_length=scenario.context_length,
@@ -288,10 +287,10 @@ def check_outputs(
     for seed in range(num_seeds):
         target.truncate(0)
         draft.truncate(0)
+        seeded = replace(request, sampling=replace(request.sampling, seed=seed))
         items = decode(
-            target,
-            proposer_of(draft),
-            replace(request, sampling=replace(request.sampling, seed=seed)),
+            StepwiseRounds(target, proposer_of(draft), seeded),
+            seeded,
             stop_token_ids=frozenset({2}),
             context_length=100,
         )

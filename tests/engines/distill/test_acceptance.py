@@ -13,7 +13,7 @@ from engines.config import GenerationRequest, SamplingParams
 from engines.distill.acceptance import Acceptance, replay, total
 from engines.drafting import ModelProposer, NoProposer, Proposer
 from engines.sampling import softmax
-from engines.speculative import Round, decode
+from engines.speculative import Round, StepwiseRounds, decode
 from tests.conftest import STOP_ID, TableModel
 
 T, F = True, False
@@ -75,7 +75,8 @@ def rounds_of(
         max_new_tokens=num_tokens,
         sampling=SamplingParams(temperature=temperature, seed=seed),
     )
-    items = decode(target, proposer, request, stop_token_ids=stop_token_ids, context_length=10**6)
+    rounds = StepwiseRounds(target, proposer, request)
+    items = decode(rounds, request, stop_token_ids=stop_token_ids, context_length=10**6)
     return [item for item in items if isinstance(item, Round)]
 
 

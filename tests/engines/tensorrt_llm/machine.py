@@ -22,7 +22,7 @@ from engines.drafting import ModelProposer, NoProposer, PromptLookupProposer, Pr
 from engines.events import GenerationEvent, Step
 from engines.generation import generate_events
 from engines.slot import EngineSlot
-from engines.speculative import decode
+from engines.speculative import StepwiseRounds, decode
 from engines.tensorrt_llm_backend.gpus import VISIBLE
 from engines.tensorrt_llm_backend.installation import PYTHON_VARIABLE
 from engines.tokenizer import load_tokenizer, vocabulary_of
@@ -130,8 +130,7 @@ def own_steps(request: GenerationRequest, target: Path) -> list[Step]:
     vocabulary = vocabulary_of(load_tokenizer(target, name="tiny"), target)
     assert vocabulary.stop_token_ids == {STOP_ID}
     rounds = decode(
-        CachedTable(is_draft=False),
-        proposers[request.draft_kind],
+        StepwiseRounds(CachedTable(is_draft=False), proposers[request.draft_kind], request),
         request,
         stop_token_ids=vocabulary.stop_token_ids,
         context_length=MAX_SEQ_LEN,
