@@ -6,27 +6,22 @@ needs and nothing of Python's. All layers of a model share one compilation for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from engines.transformers_backend.cuda_graph import replayable
 from engines.transformers_backend.folded_attention import folded_attention_in
+from engines.transformers_backend.fused_layers import FUSING_ERRORS, FusedLayers
 from engines.transformers_backend.model import TransformersModel, cache_argument
-from engines.transformers_backend.static_cache import LayerKv, StaticKv
+from engines.transformers_backend.static_cache import StaticKv
 
 FULL_ATTENTION = "full_attention"
-WARM_UP_CALLS = 3  # what CUDA and cuBLAS set up at first must not be captured
 CHECK_TOKENS = 16  # read before the pass that is compared
 # Of the logits' norm, by what a model computes in: rounding of two ways through all layers
 MAX_DEVIATION = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Of torch.compile: a model that cannot be traced, no compiler for what it generates
-FUSING_ERRORS = (
-    torch._dynamo.exc.TorchDynamoException,
-    torch._dynamo.exc.FailOnRecompileLimitHit,
-)
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -64,42 +59,60 @@ class CapturedPasses:
             model: See `why_not_captured`.
             capacity: The most tokens cached, padding of a pass included.
         """
-        self.capacity = capacity
+        self.capacity = 0
         self.unfused_reason: str | None = None  # why its layers are not compiled
         self._model = model
-        self._kv = StaticKv(
-            model.config.get_text_config(),
-            capacity=capacity,
-            dtype=model.dtype,
-            device=model.device,
-        )
-        self._is_fused = True
+        self._fused: FusedLayers | None = None
         self._cache_argument = cache_argument(model)
         self._passes: dict[int, _Pass] = {}
+        self.make_room(capacity)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the numbers of tokens that are captured, ascending."""
         return tuple(sorted(self._passes))
 
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._model.device
+        return device
+
+    def make_room(self, capacity: int) -> None:
+        """See to it that so many tokens can be cached. A larger cache has no passes yet."""
+        if capacity <= self.capacity:
+            return
+        self._passes.clear()
+        self.capacity = capacity
+        self._kv = StaticKv(
+            self._model.config.get_text_config(),
+            capacity=capacity,
+            dtype=self._model.dtype,
+            device=self.device,
+        )
+
     @torch.inference_mode()
     def capture(self, num_tokens: int) -> None:
         """Capture passes over so many tokens; nothing where that is done."""
         if num_tokens in self._passes:
             return
-        device = self._model.device
-        if device.type != "cuda":  # the same arithmetic, for tests without a GPU
-            self._passes[num_tokens] = _Pass(self._step, num_tokens, device)
-            return
-        if self._is_fused:
-            try:
-                with fused_layers(self._model, self._kv):
-                    self._passes[num_tokens] = _CudaPass(self._step, num_tokens, device)
-            except FUSING_ERRORS as exc:
-                self._is_fused = False
-                self.unfused_reason = first_line(exc)
-        if num_tokens not in self._passes:
-            self._passes[num_tokens] = _CudaPass(self._step, num_tokens, device)
+        try:
+            with self.quickest():
+                self._passes[num_tokens] = _Pass(self.step, num_tokens, self.device)
+        except FUSING_ERRORS as exc:
+            self.unfused_reason = first_line(exc)
+            self._passes[num_tokens] = _Pass(self.step, num_tokens, self.device)
+
+    def quickest(self) -> AbstractContextManager[None]:
+        """Let `step` run by compiled layers meanwhile, on CUDA and where they can be compiled.
+
+        Raises:
+            FUSING_ERRORS: When a step finds that they cannot.
+        """
+        if self.device.type != "cuda" or self.unfused_reason is not None:
+            return nullcontext()
+        if self._fused is None:
+            self._fused = FusedLayers(self._model)
+        return self._fused.running(self._kv)
 
     @torch.inference_mode()
     def read(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
@@ -111,17 +124,24 @@ class CapturedPasses:
         num_tokens = len(token_ids)
         size = next((size for size in self.sizes if size >= num_tokens), None)
         if size is None:
-            device = self._model.device
-            ids = torch.tensor([list(token_ids)], device=device)
-            return self._step(ids, torch.arange(start, start + num_tokens, device=device))
+            ids = torch.tensor(list(token_ids), device=self.device)
+            return self.step(ids, torch.arange(start, start + num_tokens, device=self.device))
         return self._passes[size](token_ids, start)[:num_tokens]
 
-    def _step(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Read `ids` [1, num_tokens] at `positions` [num_tokens]."""
+    def again(self, num_tokens: int) -> torch.Tensor:
+        """Make the captured pass over so many tokens once more as it was, for a clock."""
+        return self._passes[num_tokens].run()
+
+    def step(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Read `ids` [num_tokens] at `positions` [num_tokens], as a part of what is captured.
+
+        Returns:
+            [num_tokens, vocab_size], as the model gives it.
+        """
         self._kv.positions = positions
         with folded_attention_in(self._model):
             output = self._model(
-                ids,
+                ids[None],
                 position_ids=positions[None],
                 attention_mask=self._kv.mask(positions),
                 use_cache=True,
@@ -152,91 +172,18 @@ class _Pass:
     """A pass of a fixed size from buffers of its own."""
 
     def __init__(self, step: Step, num_tokens: int, device: torch.device) -> None:
-        self._step = step
         self._num_tokens = num_tokens
-        self._ids = torch.zeros((1, num_tokens), dtype=torch.int64, device=device)
+        self._ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.arange(num_tokens, device=device)
         self._offsets = torch.arange(num_tokens, device=device)
+        self.run = replayable(lambda: step(self._ids, self._positions), device)
 
     def __call__(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """Read up to the pass's number of tokens; rows of padding behind them mean nothing."""
         padding = [token_ids[-1]] * (self._num_tokens - len(token_ids))
-        self._ids.copy_(torch.tensor([[*token_ids, *padding]]), non_blocking=True)
+        self._ids.copy_(torch.tensor([*token_ids, *padding]), non_blocking=True)
         torch.add(self._offsets, start, out=self._positions)
-        return self._run()
-
-    def _run(self) -> torch.Tensor:
-        return self._step(self._ids, self._positions)
-
-
-class _CudaPass(_Pass):
-    """The same as a CUDA graph."""
-
-    def __init__(self, step: Step, num_tokens: int, device: torch.device) -> None:
-        super().__init__(step, num_tokens, device)
-        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP_CALLS):
-                super()._run()
-        torch.cuda.current_stream(device).wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits = super()._run()
-
-    def _run(self) -> torch.Tensor:
-        self._graph.replay()
-        return self._logits
-
-
-@contextmanager
-def fused_layers(model: Any, kv: StaticKv, *, backend: str = "inductor") -> Iterator[None]:
-    """Let a model's layers run compiled meanwhile.
-
-    One compilation serves all layers: it is of a layer without weights, which are handed to it like
-    its part of the cache.
-
-    Args:
-        model: See `why_not_captured`.
-        kv: Its cache, whose positions are those of the pass.
-        backend: Of torch.compile.
-    """
-    argument = cache_argument(model)
-    layers = model.base_model.layers
-    configs = {id(part.config): part.config for part in layers[0].modules() if _has_config(part)}
-    template = deepcopy(layers[0], configs).to("meta")
-
-    def run(
-        weights: dict[str, torch.Tensor], part: LayerKv, args: Any, options: dict[str, Any]
-    ) -> Any:
-        cached = {**options, argument: part}
-        return torch.func.functional_call(template, weights, args, cached)
-
-    fused = torch.compile(run, backend=backend, dynamic=False, fullgraph=True)
-
-    def through(layer: Any, part: LayerKv) -> Callable[..., Any]:
-        weights = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-
-        def forward(*args: Any, **options: Any) -> Any:
-            options.pop(argument, None)
-            part.positions = kv.positions
-            return fused(weights, part, args, options)
-
-        return forward
-
-    try:
-        for number, layer in enumerate(layers):
-            layer.forward = through(layer, kv.part(number))
-        yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
-        # The graph has what it needs; what is kept would count against PyTorch's limit of versions.
-        torch.compiler.reset()
-
-
-def _has_config(part: Any) -> bool:
-    return hasattr(part, "config")
+        return self.run()
 
 
 class CapturedModel:
@@ -245,19 +192,15 @@ class CapturedModel:
     def __init__(self, passes: CapturedPasses, *, vocab_size: int) -> None:
         self._passes = passes
         self._vocab_size = vocab_size  # of the tokenizer: rows of padding behind it are cut off
-        self._num_cached_tokens = 0
-
-    @property
-    def num_cached_tokens(self) -> int:
-        return self._num_cached_tokens
+        self.num_cached_tokens = 0
 
     def forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
-        logits = self._passes.read(token_ids, self._num_cached_tokens)
-        self._num_cached_tokens += len(token_ids)
+        logits = self._passes.read(token_ids, self.num_cached_tokens)
+        self.num_cached_tokens += len(token_ids)
         return logits[-num_logits:, : self._vocab_size].float()
 
     def truncate(self, num_tokens: int) -> None:
-        self._num_cached_tokens = num_tokens
+        self.num_cached_tokens = num_tokens
 
     def synchronize(self) -> None:
         if torch.cuda.is_available():

@@ -14,9 +14,10 @@ from engines.base import EngineInfo
 from engines.checkpoints import built_path, parse_reference
 from engines.compatibility import check_vocabularies
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig, GenerationRequest
-from engines.drafting import CachedModel
+from engines.drafting import CachedModel, ModelProposer, Proposer
 from engines.errors import EngineError, GenerationError
 from engines.loop_engine import LoopEngine, settings_notes
+from engines.speculative import RoundMaker, StepwiseRounds
 from engines.store import EngineStore
 from engines.tokenizer import Text, load_tokenizer
 from engines.transformers_backend.captured import (
@@ -27,6 +28,7 @@ from engines.transformers_backend.captured import (
     require_same,
     why_not_captured,
 )
+from engines.transformers_backend.captured_round import CapturedRound, CapturedRounds, RoundShape
 from engines.transformers_backend.cpu_linear import has_wide_onednn
 from engines.transformers_backend.device import device_name, device_of
 from engines.transformers_backend.model import (
@@ -50,6 +52,7 @@ CAPTURE_ERRORS = (
     RuntimeError,  # of a capture that an operation breaks
 )
 CAPACITY_STEP = 1024  # tokens: a longer run makes the cache anew, a shorter one does not
+MAX_ROUNDS = 8  # captured; each has logits of its own on the device
 
 
 class TransformersEngine(LoopEngine):
@@ -111,6 +114,7 @@ class TransformersEngine(LoopEngine):
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft
+        self._rounds: dict[RoundShape, CapturedRound] = {}
         self._is_capturing = device.type == "cuda"
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
         super().__init__(
@@ -134,8 +138,11 @@ class TransformersEngine(LoopEngine):
         try:
             for role, sizes in wanted.items():
                 yield from self._capture(role, sizes, self._capacity(request))
+            if request.draft_kind != "prompt_lookup" and not self.min_draft_prob(request):
+                yield from self._capture_round(RoundShape.of(request))
         except CAPTURE_ERRORS as exc:
             self._is_capturing = False
+            self._rounds.clear()
             self._captured.clear()
             self.add_note(f"CUDA graphs are not used, which is slower: {first_line(exc)}")
             yield self.info.notes[0]
@@ -152,10 +159,25 @@ class TransformersEngine(LoopEngine):
         return self._open("draft", self.draft_model, capacity)
 
     def close(self) -> None:
+        self._rounds.clear()
         self._captured.clear()
         self.target_model = self.draft_model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _round_maker(self, request: GenerationRequest, proposer: Proposer) -> RoundMaker:
+        stepwise = StepwiseRounds(self.open_target(self._capacity(request)), proposer, request)
+        captured = self._rounds.get(RoundShape.of(request))
+        draft = proposer.model if isinstance(proposer, ModelProposer) else None
+        if (
+            captured is None
+            or request.min_draft_prob  # whether to draft on is decided on the host
+            or not isinstance(stepwise.target, CapturedModel)
+            or not isinstance(draft, CapturedModel | None)
+            or (draft is None) != (request.num_draft_tokens == 0)
+        ):
+            return stepwise
+        return CapturedRounds(captured, draft, stepwise.target, stepwise)
 
     def _open(self, role: str, model: Any, capacity: int) -> CachedModel:
         passes = self._captured.get(role)
@@ -173,10 +195,12 @@ class TransformersEngine(LoopEngine):
         passes = self._captured.get(role)
         all_sizes = sorted({*sizes, *(passes.sizes if passes is not None else ())})
         needed = capacity + all_sizes[-1]  # a pass may be padded
-        if passes is None or passes.capacity < needed:
-            passes = None
-            self._captured.pop(role, None)
-            passes = CapturedPasses(model, capacity=-(-needed // CAPACITY_STEP) * CAPACITY_STEP)
+        capacity = -(-needed // CAPACITY_STEP) * CAPACITY_STEP
+        if passes is None:
+            passes = CapturedPasses(model, capacity=capacity)
+        if passes.capacity < capacity:
+            self._rounds.clear()
+        passes.make_room(capacity)
         for size in all_sizes:
             if size not in passes.sizes:
                 started = perf_counter()
@@ -189,6 +213,20 @@ class TransformersEngine(LoopEngine):
                     self.add_note(f"{role}: {note} ({passes.unfused_reason})")
                 yield f"captured passes of the {role} over {size} token(s) in {seconds:.1f} s"
         self._captured[role] = passes
+
+    def _capture_round(self, shape: RoundShape) -> Generator[str | None, None, None]:
+        """Capture a round of a shape, in place of the oldest where there are many."""
+        if shape in self._rounds:
+            return
+        yield None
+        started = perf_counter()
+        if len(self._rounds) == MAX_ROUNDS:
+            del self._rounds[next(iter(self._rounds))]
+        draft = self._captured["draft"] if shape.num_draft_tokens else None
+        target, vocab_size = self._captured["target"], self._vocab_size
+        self._rounds[shape] = CapturedRound(target, draft, shape, vocab_size=vocab_size)
+        seconds = perf_counter() - started
+        yield f"captured rounds of {shape.num_draft_tokens} draft token(s) in {seconds:.1f} s"
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

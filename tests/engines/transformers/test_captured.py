@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import MistralConfig, MistralForCausalLM
 
 from engines.benchmark import RunEvent, WarmUp, run
 from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
@@ -30,36 +22,16 @@ from engines.transformers_backend.captured import (
     CapturedModel,
     CapturedPasses,
     NotCapturedError,
-    fused_layers,
     require_same,
     why_not_captured,
 )
 from engines.transformers_backend.engine import CAPACITY_STEP, TransformersEngine
 from engines.transformers_backend.model import TransformersModel
 from tests.conftest import load_engine
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-}
-IDS = tuple(range(3, 33))
+from tests.engines.transformers.models import IDS, SIZES, llama, qwen2, qwen3
 
 
-def llama() -> Any:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-
-
-def qwen2() -> Any:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
-
-
-@pytest.mark.parametrize("make", [llama, qwen2])
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 @pytest.mark.parametrize("sizes", [(), (1,), (1, 5)], ids=["none", "one", "one and five"])
 def test_passes_say_what_transformers_says_whatever_is_captured(make, sizes):
     model = make()
@@ -86,22 +58,6 @@ def test_another_sequence_sees_nothing_of_the_one_before():
     CapturedModel(passes, vocab_size=60).forward(IDS[10:15], num_logits=5)
     again = CapturedModel(passes, vocab_size=60).forward(IDS[:5], num_logits=5)
     assert torch.equal(first, again)
-
-
-@pytest.mark.parametrize("make", [llama, qwen2])
-@torch.inference_mode()
-def test_one_compilation_serves_all_layers_of_a_model(make):
-    model = make()
-    expected = TransformersModel(model, vocab_size=64).forward(IDS[:5], num_logits=5)
-    passes = CapturedPasses(model, capacity=64)
-    torch.compiler.reset()
-    counters.clear()
-    with fused_layers(model, passes._kv, backend="eager"):  # traced, and not compiled further
-        for _ in range(2):
-            logits = passes._step(torch.tensor([IDS[:5]]), torch.arange(5))
-        assert counters["stats"]["unique_graphs"] == 1
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert all("forward" not in layer.__dict__ for layer in model.model.layers)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])
@@ -207,6 +163,10 @@ def test_passes_are_captured_once_and_told(engine):
         "captured passes of the draft over 2 token(s)",
     ]
     assert not list(engine.prepare(asked))
+    plain = [message for message in engine.prepare(asked.plain()) if message]
+    assert [message.split(" in ")[0] for message in plain] == [
+        "captured rounds of 0 draft token(s)"
+    ]
     assert not list(engine.prepare(asked.plain()))
 
 
