@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from engines import bundled
 from engines.bench.llama_cpp import LlamaCpp, is_there
 from engines.bench.passes import Passes
+from engines.bench.runs import CODE, PROMPTS, Timed, timed_runs
 from engines.bench.timing import Figure, Ratio, alternate, report
 from engines.checkpoints import built_path, parse_reference
 from engines.config import (
@@ -30,40 +30,11 @@ from engines.drafting import CachedModel
 from engines.onnxruntime_backend.backend import OnnxRuntimeBackend
 from engines.onnxruntime_backend.engine import OnnxEngine
 from engines.slot import EngineSlot
-from engines.stats import stats_of
 from engines.store import EngineStore
 
-# One of each kind: code, fact, story, email, sum
-PROMPTS = (
-    "Write a Python function that checks if a number is prime.",
-    "Why is the sky blue?",
-    "Tell a short story about a lighthouse keeper and a lost ship.",
-    "Write a short email that thanks a colleague for their help.",
-    "A baker has 24 rolls and sells 9 of them. How many are left? Explain.",
-)
-CODE = 0
 CONTEXT_TOKENS = 100  # read before a step is timed
 STEPS = (1, 2, 3, 4, 5, 9)
 STEP_REPEATS = 31
-
-
-@dataclass(slots=True)
-class Timed:
-    """One run over all prompts."""
-
-    output_token_ids: list[tuple[int, ...]] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)  # of each prompt
-    whole_s: float = 0.0
-
-    def decoding(self, *prompts: int) -> float:
-        """Return tokens per second over some prompts, all where none is named."""
-        chosen = prompts or range(len(self.decode_s))
-        num_tokens = sum(len(self.output_token_ids[prompt]) for prompt in chosen)
-        return num_tokens / sum(self.decode_s[prompt] for prompt in chosen)
-
-    def whole(self) -> float:
-        """Return tokens per second, the reading of the prompts included."""
-        return sum(map(len, self.output_token_ids)) / self.whole_s
 
 
 class RecordedEngine(OnnxEngine):
@@ -102,22 +73,18 @@ class Ways:
             ids, "model", number, self._max_new_tokens, min_draft_prob=min_draft_prob
         )
 
-    def ours(self, kind: str, *, passes: bool = False) -> Timed:
-        """Run the loop; where asked, write down the passes for `bare`."""
-        timed = Timed()
-        if passes:
-            self._passes[kind] = []
+    def ours(self, kind: str) -> Timed:
+        """Run the loop."""
+        return timed_runs(self._engine, [self.request(ids, kind) for ids in self._prompts])
+
+    def note_passes(self, kind: str) -> None:
+        """Run the loop once, and write down its passes for `bare`."""
+        self._passes[kind] = []
         for ids in self._prompts:
-            if passes:
-                self._engine.passes = Passes()
-                self._passes[kind].append(self._engine.passes)
-            started = perf_counter()
-            stats = stats_of(self._engine.generate(self.request(ids, kind)))
-            timed.whole_s += perf_counter() - started
-            timed.output_token_ids.append(tuple(stats.output_token_ids))
-            timed.decode_s.append(stats.decode_s)
+            self._engine.passes = Passes()
+            self._passes[kind].append(self._engine.passes)
+            timed_runs(self._engine, [self.request(ids, kind)])
         self._engine.passes = None
-        return timed
 
     def bare(self, kind: str) -> Timed:
         """Make the very passes of the loop's run again, and nothing else."""
@@ -243,7 +210,7 @@ def measure(ways: Ways, repeats: int) -> dict[str, list[Timed]]:
         llama = LlamaCpp(file)
         runs["llama.cpp, Q4_1, plain"] = lambda: ways.llama_cpp(llama)
     for kind in ("plain", "speculative"):
-        ways.ours(kind, passes=True)
+        ways.note_passes(kind)
     return alternate(runs, repeats)
 
 

@@ -77,6 +77,11 @@ class CapturedPasses:
         device: torch.device = self._model.device
         return device
 
+    @property
+    def vocab_size(self) -> int:
+        """Return how many entries a row of logits has."""
+        return int(self._model.config.get_text_config().vocab_size)
+
     def make_room(self, capacity: int) -> None:
         """See to it that so many tokens can be cached. A larger cache has no passes yet."""
         if capacity <= self.capacity:
@@ -128,6 +133,7 @@ class CapturedPasses:
             return self.step(ids, torch.arange(start, start + num_tokens, device=self.device))
         return self._passes[size](token_ids, start)[:num_tokens]
 
+    @torch.inference_mode()
     def again(self, num_tokens: int) -> torch.Tensor:
         """Make the captured pass over so many tokens once more as it was, for a clock."""
         return self._passes[num_tokens].run()

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from time import perf_counter
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -21,6 +20,7 @@ from engines.sampling import draw_entry, require_entry, softmax, to_probs
 from engines.speculative import PrefillChunk, StepwiseRounds, Verification, VerifiedDraft
 from engines.transformers_backend.captured import CapturedModel, CapturedPasses
 from engines.transformers_backend.cuda_graph import replayable
+from engines.transformers_backend.device import mark, seconds_between
 
 # The draft's first pass reads two tokens in every round. Behind a draft that was kept whole both
 # are new to it, else it writes the first one's keys and values again as they were.
@@ -113,18 +113,18 @@ class CapturedRound:
             GenerationError: A model's logits are not numbers.
         """
         device = self._target.device
-        started = _mark(device)
+        started = mark(device)
         given = torch.tensor([*last_token_ids, num_context_tokens, *uniforms], dtype=torch.float64)
         self._given.copy_(given, non_blocking=True)
         if self._propose_again is not None:
             self._drafted = self._propose_again()
-        drafted = _mark(device)
+        drafted = mark(device)
         decided = self._judge_again()
-        judged = _mark(device)
+        judged = mark(device)
         values = iter(decided.tolist())  # waits for the device
         draft, verification = self._read(values, tuple(uniforms[self.shape.num_uniforms[0] :]))
         return VerifiedDraft(
-            draft, verification, _seconds(started, drafted), _seconds(drafted, judged)
+            draft, verification, seconds_between(started, drafted), seconds_between(drafted, judged)
         )
 
     def _propose(self) -> _Drafted:
@@ -233,19 +233,3 @@ class CapturedRounds:
 
     def keep(self, num_tokens: int) -> None:
         self.stepwise.keep(num_tokens)
-
-
-def _mark(device: torch.device) -> Any:
-    """Return a point in time for `_seconds`: on CUDA when the device gets there."""
-    if device.type != "cuda":
-        return perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _seconds(start: Any, end: Any) -> float:
-    """Return the time between two marks. The device has passed both."""
-    if isinstance(start, torch.cuda.Event):
-        return float(start.elapsed_time(end)) / 1000
-    return float(end - start)

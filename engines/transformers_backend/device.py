@@ -1,8 +1,10 @@
-"""Which device a model runs on, what it is called, and what is free there."""
+"""Which device a model runs on, what it is called, what is free there, and its clock."""
 
 from __future__ import annotations
 
 import platform
+from time import perf_counter
+from typing import Any
 
 import psutil
 import torch
@@ -37,3 +39,20 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def mark(device: torch.device) -> Any:
+    """Return a point in time for `seconds_between`: on CUDA when the device gets there."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Return the time between two marks. Waits until the device has passed both."""
+    if not isinstance(start, torch.cuda.Event):
+        return float(end - start)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

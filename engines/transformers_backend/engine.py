@@ -115,7 +115,7 @@ class TransformersEngine(LoopEngine):
         )
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft
         self._rounds: dict[RoundShape, CapturedRound] = {}
-        self._is_capturing = device.type == "cuda"
+        self.is_capturing = device.type == "cuda"  # set to False, it runs as it would without
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
         super().__init__(
             info,
@@ -130,7 +130,7 @@ class TransformersEngine(LoopEngine):
 
     def prepare(self, request: GenerationRequest) -> Generator[str | None, None, None]:
         """Capture the passes that a request will make, once; where that fails, say so and go on."""
-        if not self._is_capturing:
+        if not self.is_capturing:
             return
         wanted = {"target": (1, request.num_draft_tokens + 1)}
         if request.draft_kind == "model":
@@ -141,7 +141,7 @@ class TransformersEngine(LoopEngine):
             if request.draft_kind != "prompt_lookup" and not self.min_draft_prob(request):
                 yield from self._capture_round(RoundShape.of(request))
         except CAPTURE_ERRORS as exc:
-            self._is_capturing = False
+            self.is_capturing = False
             self._rounds.clear()
             self._captured.clear()
             self.add_note(f"CUDA graphs are not used, which is slower: {first_line(exc)}")
@@ -180,7 +180,7 @@ class TransformersEngine(LoopEngine):
         return CapturedRounds(captured, draft, stepwise.target, stepwise)
 
     def _open(self, role: str, model: Any, capacity: int) -> CachedModel:
-        passes = self._captured.get(role)
+        passes = self._captured.get(role) if self.is_capturing else None
         if passes is not None and passes.capacity >= capacity + max(passes.sizes, default=0):
             return CapturedModel(passes, vocab_size=self._vocab_size)
         return TransformersModel(model, vocab_size=self._vocab_size)

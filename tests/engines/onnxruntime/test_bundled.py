@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engines.base import Engine
-from engines.bench.cpu import PROMPTS
+from engines.bench.runs import PROMPTS
 from engines.checkpoints import built_path, parse_reference
 from engines.config import BUNDLED, GenerationRequest
 from engines.errors import EngineBuildError

@@ -107,7 +107,7 @@ def engine(tiny_target: Path, tiny_draft: Path) -> Iterator[TransformersEngine]:
     config = EngineConfig("transformers", str(tiny_target), str(tiny_draft), dtype="float32")
     with load_engine(config) as loaded:
         assert isinstance(loaded, TransformersEngine)
-        loaded._is_capturing = True
+        loaded.is_capturing = True
         yield loaded
 
 

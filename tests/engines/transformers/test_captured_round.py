@@ -181,7 +181,7 @@ def engine(tiny_target: Path, tiny_draft: Path) -> Iterator[TransformersEngine]:
     config = EngineConfig("transformers", str(tiny_target), str(tiny_draft), dtype="float32")
     with load_engine(config) as loaded:
         assert isinstance(loaded, TransformersEngine)
-        loaded._is_capturing = True
+        loaded.is_capturing = True
         loaded.default_min_draft_prob = 0.0
         yield loaded
 
