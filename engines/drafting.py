@@ -18,7 +18,6 @@ from engines.sampling import (
     greedy_token_ids,
     softmax,
     to_probs,
-    token_probs,
     top_entries,
 )
 
@@ -41,6 +40,10 @@ class CachedModel(Protocol):
             of `token_ids`. The vocabulary is that of the tokenizer, without padding. The next
             pass may write over them.
         """
+        ...
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        """Return what `sampling.token_probs` does of the logits that the last pass returned."""
         ...
 
     def truncate(self, num_tokens: int) -> None:
@@ -120,7 +123,7 @@ class ModelProposer:
             logits = self.model.forward(unread, num_logits=1)
             if sampling.is_greedy:
                 token_id = greedy_token_ids(logits)[0]
-                reported_probs += token_probs(logits, [0], [token_id])
+                reported_probs += self.model.token_probs([0], [token_id])
             else:
                 step_probs = to_probs(logits, sampling)[0]
                 token_id = draw(step_probs, request.random.random())

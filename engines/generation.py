@@ -144,10 +144,10 @@ class StepBuilder:
             origins[:num_accepted] = ["accepted"] * num_accepted
             if num_output > num_accepted and num_drafted is not None:
                 origins[-1] = _last_origin(pass_, num_accepted, num_drafted)
-        tokens = [
-            self._token_of(self._detokenizer, token_id, origin)
-            for token_id, origin in zip(pass_.output_token_ids, origins, strict=True)
-        ]
+        tokens = []
+        for token_id, origin in zip(pass_.output_token_ids, origins, strict=True):
+            text, control = self._words(self._detokenizer, token_id)
+            tokens.append(Token(token_id, text, origin, control))
         if pass_.is_last and (rest := self._detokenizer.flush()):
             tokens[-1] = replace(tokens[-1], text=tokens[-1].text + rest)
         return Step(
@@ -173,8 +173,12 @@ class StepBuilder:
         is_judged = not is_drafted or position <= num_accepted
         # The token that follows the accepted ones was drawn from the row of the first rejected one.
         row = position if is_drafted else num_accepted
-        return replace(
-            self._token_of(detokenizer, token_id, origin),
+        text, control = self._words(detokenizer, token_id)
+        return Token(
+            token_id,
+            text,
+            origin,
+            control,
             target_prob=verification.target_probs[position] if is_judged else None,
             draft_prob=draft.reported_probs[position] if is_drafted else None,
             uniform=verification.uniforms[position] if is_judged and not self._is_greedy else None,
@@ -182,14 +186,11 @@ class StepBuilder:
             top_draft=self._entries(draft.top, row),
         )
 
-    def _token_of(self, detokenizer: Detokenizer, token_id: int, origin: TokenOrigin) -> Token:
-        is_control = token_id in self._vocabulary.control_token_ids
-        return Token(
-            id=token_id,
-            text="" if is_control else detokenizer.push(token_id),
-            origin=origin,
-            control=self._vocabulary.decode([token_id]) if is_control else "",
-        )
+    def _words(self, detokenizer: Detokenizer, token_id: int) -> tuple[str, str]:
+        """Return what a token adds to the output, and its name where it is a control token."""
+        if token_id in self._vocabulary.control_token_ids:
+            return "", self._vocabulary.decode([token_id])
+        return detokenizer.push(token_id), ""
 
     def _entries(self, rows: tuple[list[tuple[int, float]], ...], row: int) -> tuple[TopEntry, ...]:
         if row >= len(rows):

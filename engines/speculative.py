@@ -16,7 +16,7 @@ from typing import Protocol
 
 from array_api_compat import array_namespace, device
 
-from engines.config import GenerationRequest, SamplingParams
+from engines.config import GenerationRequest
 from engines.drafting import CachedModel, Draft, DraftRequest, Proposer, prefill_chunks
 from engines.errors import GenerationError
 from engines.rejection import Verdict, verify_draft, verify_greedy
@@ -27,7 +27,6 @@ from engines.sampling import (
     one_hot,
     softmax,
     to_probs,
-    token_probs,
     top_entries,
 )
 
@@ -185,12 +184,40 @@ class StepwiseRounds:
             [*context_token_ids[self.target.num_cached_tokens :], *draft.token_ids],
             num_logits=len(draft.token_ids) + 1,
         )
-        verification = verify(draft, logits, request.sampling, self.random, request.num_top_tokens)
+        verification = self._verify(draft, logits)
         return VerifiedDraft(draft, verification, drafted - started, perf_counter() - drafted)
 
     def keep(self, num_tokens: int) -> None:
         self.proposer.keep(num_tokens)
         self.target.truncate(num_tokens)
+
+    def _verify(self, draft: Draft, logits: Array) -> Verification:
+        """Judge a draft by the target's logits [num_draft_tokens + 1, vocab_size] of this pass.
+
+        Raises:
+            GenerationError: The logits are not numbers.
+        """
+        sampling, num_top_tokens = self.request.sampling, self.request.num_top_tokens
+        uniforms = tuple(self.random.random() for _ in range(len(draft.token_ids) + 1))
+        if sampling.is_greedy:
+            verdict = verify_greedy(draft.token_ids, greedy_token_ids(logits))
+        else:
+            probs = to_probs(logits, sampling)
+            verdict = verify_draft(draft.token_ids, _draft_rows(draft, probs), probs, uniforms)
+
+        num_accepted = verdict.num_accepted_tokens
+        judged = draft.token_ids[: num_accepted + 1]
+        # The token that follows comes from the row of the first rejected one, if there is one.
+        rows, token_ids = [*range(len(judged)), num_accepted], [*judged, verdict.next_token_id]
+        if sampling.is_greedy:
+            reported = self.target.token_probs(rows, token_ids)
+        else:
+            reported = [float(probs[row, id_]) for row, id_ in zip(rows, token_ids, strict=True)]
+        top: tuple[list[tuple[int, float]], ...] = ()
+        if num_top_tokens:
+            seen = softmax(logits[: num_accepted + 1]) if sampling.is_greedy else probs
+            top = tuple(top_entries(seen[row], num_top_tokens) for row in range(num_accepted + 1))
+        return Verification.of(verdict, draft, reported, uniforms, top)
 
 
 def decode(
@@ -236,36 +263,6 @@ def decode(
         yield Round(
             made.draft, made.verification, tuple(output), is_last, made.draft_s, made.target_s
         )
-
-
-def verify(
-    draft: Draft, logits: Array, sampling: SamplingParams, random: Random, num_top_tokens: int
-) -> Verification:
-    """Judge a draft by the target's logits [num_draft_tokens + 1, vocab_size].
-
-    Raises:
-        GenerationError: The logits are not numbers.
-    """
-    uniforms = tuple(random.random() for _ in range(len(draft.token_ids) + 1))
-    if sampling.is_greedy:
-        verdict = verify_greedy(draft.token_ids, greedy_token_ids(logits))
-    else:
-        probs = to_probs(logits, sampling)
-        verdict = verify_draft(draft.token_ids, _draft_rows(draft, probs), probs, uniforms)
-
-    num_accepted = verdict.num_accepted_tokens
-    judged = draft.token_ids[: num_accepted + 1]
-    # The token that follows comes from the row of the first rejected one, if there is one.
-    rows, token_ids = [*range(len(judged)), num_accepted], [*judged, verdict.next_token_id]
-    if sampling.is_greedy:
-        reported = token_probs(logits, rows, token_ids)
-    else:
-        reported = [float(probs[row, id_]) for row, id_ in zip(rows, token_ids, strict=True)]
-    top: tuple[list[tuple[int, float]], ...] = ()
-    if num_top_tokens:
-        seen = softmax(logits[: num_accepted + 1]) if sampling.is_greedy else probs
-        top = tuple(top_entries(seen[row], num_top_tokens) for row in range(num_accepted + 1))
-    return Verification.of(verdict, draft, reported, uniforms, top)
 
 
 def _draft_rows(draft: Draft, target_probs: Array) -> Array:

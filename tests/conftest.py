@@ -21,6 +21,7 @@ from engines.base import Engine
 from engines.config import BUNDLED_DRAFT, EngineConfig
 from engines.environment import usable_cpus
 from engines.generation import Vocabulary
+from engines.sampling import token_probs
 from engines.slot import EngineSlot
 from engines.store import EngineStore
 
@@ -65,7 +66,11 @@ class TableModel:
             before = self.token_ids[-1] if self.token_ids else 0
             self.token_ids.append(token_id)
             rows.append(self.table[token_id, before])
-        return np.stack(rows[-num_logits:])
+        self._logits = np.stack(rows[-num_logits:])
+        return self._logits
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        return token_probs(self._logits, rows, token_ids)
 
     def truncate(self, num_tokens: int) -> None:
         assert num_tokens <= len(self.token_ids)

@@ -45,6 +45,9 @@ class _Recorded:
         self.passes.calls.append((self.name, "forward", (list(token_ids), num_logits)))
         return self.model.forward(token_ids, num_logits=num_logits)
 
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        return self.model.token_probs(rows, token_ids)
+
     def truncate(self, num_tokens: int) -> None:
         self.passes.calls.append((self.name, "truncate", (num_tokens,)))
         self.model.truncate(num_tokens)

@@ -9,6 +9,7 @@ Inputs:
         present.N.key and present.N.value are bound to the same buffers and written in place.
 Outputs:
     logits: [1, num_logits, vocab_size], float32.
+    probs: The same size, their softmax: made while the logits are at hand, by all threads.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class _Builder:
         rows = self._add("Slice", [normed, start, "to_the_end", "the_rows"])
         head = EMBEDDINGS if self._is_shared else HEAD
         self._linear(rows, head, shape.hidden_size, shape.vocab_size, output="logits")
+        self._add("Softmax", ["logits"], output="probs", axis=-1)
 
     def serialized(self) -> bytes:
         shape = self._shape
@@ -115,8 +117,9 @@ class _Builder:
             _value("num_logits", TensorProto.INT64, [1]),
             *(_value(past, TensorProto.FLOAT, cache) for past, _ in names),
         ]
+        rows: list[int | str] = [1, "num_rows", shape.vocab_size]
         outputs = [
-            _value("logits", TensorProto.FLOAT, [1, "num_rows", shape.vocab_size]),
+            *(_value(name, TensorProto.FLOAT, rows) for name in ("logits", "probs")),
             *(_value(present, TensorProto.FLOAT, cache) for _, present in names),
         ]
         constants = [

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
 
 from engines.onnxruntime_backend.graph import cache_names
 from engines.onnxruntime_backend.llama import LlamaShape
+from engines.sampling import token_probs
+
+OUTPUTS = ("logits", "probs")
+Rows: TypeAlias = np.ndarray[Any, Any]
 
 
 class OnnxModel:
@@ -36,7 +40,8 @@ class OnnxModel:
         self._vocab_size = vocab_size
         self._num_cached_tokens = 0
         # One buffer for all passes: memory that is new each time costs as much as reading it.
-        self._logits = np.empty((0, shape.vocab_size), np.float32)
+        self._outputs = np.empty((len(OUTPUTS), 0, shape.vocab_size), np.float32)
+        self._num_logits = 0  # of the last pass
         self._binding = session.io_binding()
         sizes = (1, shape.num_key_value_heads, capacity, shape.head_dim)
         for past, present in cache_names(shape.num_layers):
@@ -48,11 +53,11 @@ class OnnxModel:
     def num_cached_tokens(self) -> int:
         return self._num_cached_tokens
 
-    def forward(self, token_ids: Sequence[int], *, num_logits: int) -> np.ndarray[Any, Any]:
+    def forward(self, token_ids: Sequence[int], *, num_logits: int) -> Rows:
         total = self._num_cached_tokens + len(token_ids)
-        if num_logits > len(self._logits):
-            self._logits = np.empty((num_logits, self._shape.vocab_size), np.float32)
-        logits = self._logits[:num_logits]
+        if num_logits > self._outputs.shape[1]:
+            sizes = (len(OUTPUTS), num_logits, self._shape.vocab_size)
+            self._outputs = np.empty(sizes, np.float32)
         binding = self._binding
         for name, values in (
             ("input_ids", np.array([token_ids], np.int64)),
@@ -61,10 +66,23 @@ class OnnxModel:
             ("num_logits", np.array([num_logits], np.int64)),
         ):
             binding.bind_cpu_input(name, values)
-        binding.bind_output("logits", "cpu", 0, np.float32, [1, *logits.shape], logits.ctypes.data)
+        for name, rows in zip(OUTPUTS, self._outputs[:, :num_logits], strict=True):
+            binding.bind_output(name, "cpu", 0, np.float32, [1, *rows.shape], rows.ctypes.data)
         self._session.run_with_iobinding(binding)
         self._num_cached_tokens = total
-        return logits[:, : self._vocab_size]
+        self._num_logits = num_logits
+        return self._last("logits")
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        if self._vocab_size < self._shape.vocab_size:  # the graph's have a share for the padding
+            return token_probs(self._last("logits"), rows, token_ids)
+        probs = self._last("probs")
+        return [float(probs[row, id_]) for row, id_ in zip(rows, token_ids, strict=True)]
+
+    def _last(self, output: str) -> Rows:
+        """Return [num_logits, vocab_size] of the last pass."""
+        rows: Rows = self._outputs[OUTPUTS.index(output), : self._num_logits, : self._vocab_size]
+        return rows
 
     def truncate(self, num_tokens: int) -> None:
         self._num_cached_tokens = num_tokens

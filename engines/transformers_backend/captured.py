@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engines.sampling import token_probs
 from engines.transformers_backend.cuda_graph import replayable
 from engines.transformers_backend.folded_attention import folded_attention_in
 from engines.transformers_backend.fused_layers import FUSING_ERRORS, FusedLayers
@@ -199,11 +200,17 @@ class CapturedModel:
         self._passes = passes
         self._vocab_size = vocab_size  # of the tokenizer: rows of padding behind it are cut off
         self.num_cached_tokens = 0
+        self._logits: Any = None  # of the last pass
 
     def forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         logits = self._passes.read(token_ids, self.num_cached_tokens)
         self.num_cached_tokens += len(token_ids)
-        return logits[-num_logits:, : self._vocab_size].float()
+        logits = logits[-num_logits:, : self._vocab_size].float()
+        self._logits = logits
+        return logits
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        return token_probs(self._logits, rows, token_ids)
 
     def truncate(self, num_tokens: int) -> None:
         self.num_cached_tokens = num_tokens

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engines.errors import IncompatibleModelsError, ModelLoadError, translate_errors
+from engines.sampling import token_probs
 from engines.tokenizer import LOAD_ERRORS
 from engines.transformers_backend.cpu_linear import use_cpu_linear
 
@@ -78,6 +79,7 @@ class TransformersModel:
         # Sliding-window layers keep what has left the window until the next truncation.
         self._cache.activate_past_recording()
         self._num_cached_tokens = 0
+        self._logits: Any = None  # of the last pass
         self._cuts_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
 
@@ -92,8 +94,12 @@ class TransformersModel:
         cache = {self._cache_argument: self._cache}
         output = self._model(input_ids, use_cache=True, **cache, **keep)
         self._num_cached_tokens += len(token_ids)
-        logits: torch.Tensor = output.logits[0, -num_logits:, : self._vocab_size]
-        return logits.float()
+        logits: torch.Tensor = output.logits[0, -num_logits:, : self._vocab_size].float()
+        self._logits = logits
+        return logits
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        return token_probs(self._logits, rows, token_ids)
 
     def truncate(self, num_tokens: int) -> None:
         # Also where nothing goes: sliding-window layers then drop what has left the window.

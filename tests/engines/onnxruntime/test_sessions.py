@@ -16,6 +16,7 @@ from engines.onnxruntime_backend.llama import LlamaShape
 from engines.onnxruntime_backend.model import OnnxModel
 from engines.onnxruntime_backend.narrow import narrowed
 from engines.onnxruntime_backend.sessions import load_session
+from engines.sampling import softmax
 from engines.tensor_files import Arrays, read_checkpoint, write_arrays
 from engines.transformers_backend.model import load_model
 from tests.conftest import write_tiny_model
@@ -75,6 +76,18 @@ def test_a_checkpoint_in_16_bits_is_widened(target: Path, tmp_path: Path):
     write_arrays(narrow, folder / "model.safetensors")
     logits = model_of(folder).forward(TOKEN_IDS, num_logits=len(TOKEN_IDS))
     np.testing.assert_allclose(logits, reference(folder), atol=1e-3)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 320], ids=["padded", "whole"])
+def test_probabilities_are_those_of_the_logits_that_were_given(target: Path, vocab_size: int):
+    shape = LlamaShape.load(target, name="x")
+    session = load_session(shape, read_checkpoint(target, "x"), name="x", is_narrow=False)
+    model = OnnxModel(session, shape, capacity=CAPACITY, vocab_size=vocab_size)
+    model.forward(TOKEN_IDS[:8], num_logits=8)
+    logits = model.forward(TOKEN_IDS[8:12], num_logits=3)
+    rows, token_ids = [0, 1, 2, 2], [5, 250, 7, 9]
+    expected = softmax(logits.astype(np.float64))[rows, token_ids]
+    np.testing.assert_allclose(model.token_probs(rows, token_ids), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 9])

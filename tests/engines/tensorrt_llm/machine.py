@@ -21,6 +21,7 @@ from engines.config import EngineConfig, GenerationRequest, TensorRTOptions
 from engines.drafting import ModelProposer, NoProposer, PromptLookupProposer, Proposer
 from engines.events import GenerationEvent, Step
 from engines.generation import generate_events
+from engines.sampling import token_probs
 from engines.slot import EngineSlot
 from engines.speculative import StepwiseRounds, decode
 from engines.tensorrt_llm_backend.gpus import VISIBLE
@@ -111,7 +112,11 @@ class CachedTable:
         for token_id in token_ids:
             self.token_ids.append(token_id)
             rows.append(table(is_draft=self.is_draft).logits(self.token_ids)[:NUM_TOKEN_IDS])
-        return np.stack(rows[-num_logits:])
+        self._logits = np.stack(rows[-num_logits:])
+        return self._logits
+
+    def token_probs(self, rows: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        return token_probs(self._logits, rows, token_ids)
 
     def truncate(self, num_tokens: int) -> None:
         del self.token_ids[num_tokens:]
