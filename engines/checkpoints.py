@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,9 @@ from engines import bundled
 from engines.config import BUNDLED, BUNDLED_DRAFT
 from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
 from engines.packed import is_packed, packed_identity, read_packed
+from engines.small_files import PATTERNS
 from engines.store import EngineStore, engine_key
+from engines.tensor_files import weight_files
 
 CONVERSION_VERSION = 1  # part of the key of every converted checkpoint: raised when it changes
 # The Hub's own rule: no part begins or ends with a sign, none holds two signs that look like one.
@@ -183,19 +185,33 @@ def _sha256(path: Path, num_bytes: int, changed_ns: int) -> str:
 
 
 def _hub_snapshot(reference: Reference, remedy: str) -> Path:
+    folder = hub_folder(reference, PATTERNS)
+    if folder is None or not _has_weights(folder, reference.name):
+        raise ModelNotBuiltError(f"'{reference.text}' is not downloaded yet; {remedy}")
+    return folder
+
+
+def hub_folder(reference: Reference, patterns: Sequence[str]) -> Path | None:
+    """Return where the Hub's cache has a model's files of these names, all of them; else None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-
-    from engines.fetch import PATTERNS
 
     try:
         return Path(
             snapshot_download(
                 str(reference.repo),
                 revision=reference.revision,
-                allow_patterns=list(PATTERNS),
+                allow_patterns=list(patterns),
                 local_files_only=True,
             )
         )
-    except LocalEntryNotFoundError as exc:
-        raise ModelNotBuiltError(f"'{reference.text}' is not downloaded yet; {remedy}") from exc
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _has_weights(folder: Path, name: str) -> bool:
+    """Return whether all weights are there: a download may have ended early, or left them out."""
+    try:
+        return all(file.is_file() for file in weight_files(folder, name))
+    except ModelLoadError:
+        return False

@@ -50,6 +50,8 @@ from engines.doctor import doctor
 from engines.environment import gigabytes
 from engines.errors import EngineError
 from engines.events import GenerationEvent, Step
+from engines.generators import finished
+from engines.pairs.reading import check_references
 from engines.recording import check_place, read_recording, write_recording
 from engines.replay import MAX_SPEED, MIN_SPEED, replay_events
 from engines.self_test import self_test
@@ -57,7 +59,7 @@ from engines.slot import EngineSlot
 from engines.stats import typical
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.commands import take_away
-from engines.terminal import distill_text, printable, stats_lines, step_text
+from engines.terminal import distill_text, printable, report_lines, stats_lines, step_text
 
 Value = TypeVar("Value")
 REPORT_INTERVAL_S = 5.0  # of a distillation's reports that carry no message
@@ -136,6 +138,17 @@ def _build(args: argparse.Namespace) -> dict[str, Any]:
     if not args.json:
         print(printable(f"built: {' and '.join(built)}"))
     return {"built": built}
+
+
+def _check(args: argparse.Namespace) -> dict[str, Any]:
+    draft, _ = resolve_draft(args.target, args.draft, None)
+    if draft is None:
+        raise ValueError("draft is missing: name a draft model with --draft")
+    report = finished(check_references(args.target, draft, EngineStore()), on_message=_say)
+    if not args.json:
+        for line in report_lines(report):
+            print(line)
+    return {**report.to_dict(), "exit_code": 1 if report.outcome == "refused" else 0}
 
 
 def _commands(args: argparse.Namespace) -> dict[str, Any]:
@@ -643,6 +656,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     build = add(commands, "build", _build, "fetch, convert and build a pair into the store")
     _add_engine_arguments(build)
+    check = add(
+        commands, "check", _check, "say whether a draft can propose for a target, rule by rule"
+    )
+    model = "a folder, a .gguf file, a Hub id such as org/name"
+    check.add_argument("--target", default=BUNDLED, help=f"{model}, or '{BUNDLED}' (default)")
+    check.add_argument(
+        "--draft", help=f"{model}, or '{BUNDLED_DRAFT}' (default for the bundled target)"
+    )
     run_parser = add(commands, "run", _run, "generate once, or compare with the baseline")
     _add_engine_arguments(run_parser)
     _add_run_arguments(run_parser)

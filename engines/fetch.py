@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from engines.child import ERROR_PREFIX
+from engines.small_files import PATTERNS, SMALL_PATTERNS
 
-# What a causal language model needs; other formats of the same weights stay where they are.
-PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt")
 CONNECT_TIMEOUT_S = 10
 
 
@@ -22,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("repo")
     parser.add_argument("--revision")
+    parser.add_argument("--small", action="store_true", help="all but the weights")
     parser.add_argument("--file", help="one file instead of the whole model")
     parser.add_argument("--link", help="make this a link to the file")
     args = parser.parse_args()
@@ -46,8 +47,9 @@ def main() -> int:
         if args.file:
             path = hf_hub_download(args.repo, args.file, revision=args.revision)
         else:
+            patterns = SMALL_PATTERNS if args.small else PATTERNS
             path = snapshot_download(
-                args.repo, revision=args.revision, allow_patterns=list(PATTERNS)
+                args.repo, revision=args.revision, allow_patterns=list(patterns)
             )
     except GatedRepoError:
         return _fail(
@@ -64,6 +66,11 @@ def main() -> int:
         # Where there is no earlier copy either, the client says so and keeps the reason as cause.
         reason = str(exc.__cause__ or exc).strip().partition("\n")[0] or type(exc).__name__
         return _fail(f"'{args.repo}' could not be fetched: {reason}")
+    if not (args.small or args.file) and not any(Path(path).glob("*.safetensors")):
+        return _fail(
+            f"'{args.repo}' has no weights in the safetensors format, and others (pickle) can run "
+            "code as they are read: choose a repository or a revision that has"
+        )
     if args.link:
         os.symlink(os.path.realpath(path), args.link)
     sys.stdout.write(f"fetched {path}\n")

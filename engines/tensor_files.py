@@ -12,9 +12,11 @@ import numpy as np
 from safetensors import TensorSpec, serialize_file
 
 from engines.errors import ModelLoadError, translate_errors
+from engines.small_files import read_json
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
+MAX_INDEX_BYTES = 64 * 2**20  # it names every tensor
 DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -36,13 +38,16 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     """Return the files of a checkpoint's weights, those that the index names where there is one.
 
     Raises:
-        ModelLoadError: It has none in this format.
+        ModelLoadError: It has none in this format, or names them where they may not be.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with translate_errors(f"'{index}' cannot be read", UNREADABLE):
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return [folder / file for file in sorted(set(weight_map.values()))]
+            weight_map = read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"]
+            names = sorted(set(weight_map.values()))
+            if outside := [file for file in names if Path(file).name != file]:
+                raise ModelLoadError(f"'{index}' names '{outside[0]}', which is not beside it")
+            return [folder / file for file in names]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelLoadError(

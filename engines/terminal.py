@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engines.distill.spec import DistillProgress
 from engines.events import DROPPED_ORIGINS, Step, Token, TokenOrigin
+from engines.pairs.compatibility import OUTCOMES, PairReport
 from engines.stats import GenerationStats
 
 _STYLES: dict[TokenOrigin, str] = {
@@ -91,3 +92,18 @@ def distill_text(report: DistillProgress) -> str:
     if report.remaining_s:
         parts.append(f"about {report.remaining_s / 60:.1f} minutes left")
     return ", ".join(parts)
+
+
+def report_lines(report: PairReport) -> list[str]:
+    """Return what every rule says of a pair, the worst first."""
+    heading = {
+        "ok": "compatible",
+        "warning": "compatible, with warnings",
+        "refused": "not compatible",
+    }
+    lines = [f"{report.draft} for {report.target}: {heading[report.outcome]}"]
+    for outcome in reversed(OUTCOMES):
+        for result in report.of(outcome):
+            remedy = f"; {result.remedy}" if result.remedy else ""
+            lines.append(f"{outcome:8} {result.rule}: {result.text}{remedy}")
+    return [printable(line) for line in lines]

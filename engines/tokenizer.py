@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tokenizers import pre_tokenizers
 from engines.config import check_prompt
 from engines.errors import ModelLoadError, translate_errors
 from engines.generation import Vocabulary
+from engines.small_files import MAX_TOKENIZER_BYTES, TOKENIZER_FILES, read_json, require_small
 
 # Without PyTorch, transformers says at its import that only tokenizers are there: all we need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -41,6 +41,7 @@ LOAD_ERRORS: Mapping[type[Exception], type[ModelLoadError]] = dict.fromkeys(
     ModelLoadError,
 )
 
+MAX_TOKENS = 2**19
 # What transformers calls the fields of a GGUF file's tokenizer
 TOKENIZER_FIELDS = {
     "tokenizer_type": "model",
@@ -82,13 +83,24 @@ def load_tokenizer(path: Path, *, name: str) -> Any:
     """Return the tokenizer of a checkpoint folder.
 
     Raises:
-        ModelLoadError: It has none, or one that cannot be read.
+        ModelLoadError: It has none, one that cannot be read, or one beyond all measure.
     """
     action = (
         f"the tokenizer of '{name}' cannot be loaded (are tokenizer.json and config.json whole?)"
     )
+    for file in TOKENIZER_FILES:
+        if (path / file).exists():
+            require_small(path / file, MAX_TOKENIZER_BYTES)
     with translate_errors(action, LOAD_ERRORS):
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    if len(tokenizer) > MAX_TOKENS:
+        raise ModelLoadError(
+            f"the tokenizer of '{name}' has {len(tokenizer)} entries, more than any that is "
+            f"published ({MAX_TOKENS} at most are read here)"
+        )
+    return tokenizer
 
 
 def load_gguf_tokenizer(path: Path) -> Any:
@@ -172,8 +184,7 @@ def generation_settings(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     with translate_errors(f"{file} cannot be read", LOAD_ERRORS):
-        settings = json.loads(file.read_text(encoding="utf-8"))
-        return dict(settings)
+        return read_json(file)
 
 
 def _stop_token_ids(tokenizer: Any, path: Path) -> set[int]:

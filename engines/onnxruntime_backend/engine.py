@@ -11,7 +11,6 @@ import onnxruntime
 
 from engines.base import EngineInfo
 from engines.checkpoints import built_path, parse_reference
-from engines.compatibility import check_vocabularies
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig
 from engines.loop_engine import LoopEngine, settings_notes
 from engines.onnxruntime_backend.cpu import has_integer_products
@@ -19,9 +18,11 @@ from engines.onnxruntime_backend.llama import LlamaShape
 from engines.onnxruntime_backend.model import OnnxModel
 from engines.onnxruntime_backend.narrow_build import narrow_arrays
 from engines.onnxruntime_backend.sessions import GENERATION_ERRORS, load_session, use_one_pool
+from engines.pairs.compatibility import check_pair
+from engines.pairs.profile import ModelProfile
 from engines.store import EngineStore
 from engines.tensor_files import read_checkpoint
-from engines.tokenizer import Text, load_tokenizer
+from engines.tokenizer import Text
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +52,11 @@ class OnnxEngine(LoopEngine):
         self._target_shape = LlamaShape.load(target_path, name=target.name)
         text = Text.load(target_path, name=target.name)
         self._draft_shape = self._target_shape
+        warnings: tuple[str, ...] = ()
         if draft is not None and draft_path is not None:
             self._draft_shape = LlamaShape.load(draft_path, name=draft.name)
-            draft_tokenizer = load_tokenizer(draft_path, name=draft.name)
-            check_vocabularies(
-                target.name, text.tokenizer.get_vocab(), draft.name, draft_tokenizer.get_vocab()
-            )
+            profile = ModelProfile.of(target_path, text.tokenizer, name=target.name)
+            warnings = check_pair(profile, ModelProfile.load(draft_path, name=draft.name)).require()
 
         started = perf_counter()
         self._draft: onnxruntime.InferenceSession | None = None
@@ -78,7 +78,7 @@ class OnnxEngine(LoopEngine):
 
         shapes = (self._target_shape, self._draft_shape)
         self._vocab_size = min(len(text.tokenizer), *(shape.vocab_size for shape in shapes))
-        notes = settings_notes(target_path)
+        notes = (*settings_notes(target_path), *warnings)
         if draft is not None and not is_narrow:
             notes = (*notes, SLOW_INTEGERS)
         info = EngineInfo(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from engines.errors import ModelLoadError, UnsupportedModelError, translate_errors
+from engines.small_files import read_json
 
 # What would change the model if it were there, with the value that changes nothing.
 PLAIN_SETTINGS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
@@ -45,8 +45,7 @@ class LlamaShape:
             UnsupportedModelError: It is no Llama, or one that is changed beyond what is run here.
         """
         with translate_errors(f"the configuration of '{name}' cannot be read", UNREADABLE):
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            return cls.of(config, name=name)
+            return cls.of(read_json(folder / "config.json"), name=name)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, name: str) -> Self:

@@ -101,12 +101,14 @@ def _usable(gpus: tuple[Gpu, ...], version: str) -> tuple[Gpu, ...]:
 
 def _check(setup: Setup) -> Generator[str | None, None, None]:
     """Refuse what does not fit, before anything takes long."""
+    from engines.pairs.compatibility import FITTING
     from engines.tensorrt_llm_backend.loading import load_text
 
     yield None
-    load_text(setup)
+    _, warnings = load_text(setup)
     if len(setup.references) > 1:
-        yield "target and draft share their vocabulary"
+        yield FITTING
+    yield from warnings
     if setup.flow == "engine":
         for role in setup.references:
             yield f"{role}: {setup.plan(role).key}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from engines.base import EngineInfo
-from engines.compatibility import check_vocabularies
 from engines.config import DraftKind
 from engines.environment import gigabytes
 from engines.errors import IncompatibleModelsError, ModelLoadError, ModelNotBuiltError
+from engines.pairs.compatibility import check_pair
+from engines.pairs.profile import ModelProfile
 from engines.tensorrt_llm_backend.engine_build import built_engine
 from engines.tensorrt_llm_backend.engine_flow import EngineFlowEngine, Limits
 from engines.tensorrt_llm_backend.engine_folder import (
@@ -67,22 +68,23 @@ PYTORCH_NOTE = (
 )
 
 
-def load_text(setup: Setup) -> Text:
-    """Return the target's tokenizer.
+def load_text(setup: Setup) -> tuple[Text, tuple[str, ...]]:
+    """Return the target's tokenizer, and what a reader must know of the pair.
 
     Raises:
         EngineError: A tokenizer cannot be read, or the draft means other text by its ids.
     """
     target, path = setup.references["target"], setup.checkpoint("target")
     text = Text.load(path, name=target.name)
+    warnings: tuple[str, ...] = ()
     if "draft" in setup.references:
         draft, draft_path = setup.references["draft"], setup.checkpoint("draft")
-        draft_ids = Text.load(draft_path, name=draft.name).tokenizer.get_vocab()
-        check_vocabularies(target.name, text.tokenizer.get_vocab(), draft.name, draft_ids)
+        profile = ModelProfile.of(path, text.tokenizer, name=target.name)
+        warnings = check_pair(profile, ModelProfile.load(draft_path, name=draft.name)).require()
         check_draft_width(path, target.name, draft_path, draft.name)
         if setup.config.tensorrt_llm.acceptance == "logits":
             _check_logit_widths(setup)
-    return text
+    return text, warnings
 
 
 def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
@@ -95,7 +97,7 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
         EngineError: One does not fit, is damaged, or cannot be loaded.
     """
     options = setup.config.tensorrt_llm
-    text = load_text(setup)
+    text, warnings = load_text(setup)
     folders = _engine_folders(setup)
     _check_memory(setup, folders, CACHED_TEXTS * setup.longest_text)
     worker = setup.worker()
@@ -114,7 +116,11 @@ def load_engine_flow(setup: Setup) -> Generator[str | None, None, TextEngine]:
     )
     yield from opening
     return EngineFlowEngine(
-        _info(setup, {role: folder.dtype_name for role, folder in folders.items()}, ENGINE_NOTE),
+        _info(
+            setup,
+            {role: folder.dtype_name for role, folder in folders.items()},
+            (ENGINE_NOTE, *warnings),
+        ),
         text,
         ("model", *WITHOUT_MODEL) if "draft" in folders else WITHOUT_MODEL,
         worker,
@@ -135,11 +141,13 @@ def load_pytorch_flow(setup: Setup) -> TextEngine:
         EngineError: The models do not fit.
     """
     options = setup.config.tensorrt_llm
-    text = load_text(setup)
+    text, warnings = load_text(setup)
     dtype = engine_dtype(setup.config)
     paths = {role: str(setup.checkpoint(role).resolve()) for role in setup.references}
     return PyTorchFlowEngine(
-        _info(setup, {role: _weights_name(setup, role) for role in paths}, PYTORCH_NOTE),
+        _info(
+            setup, {role: _weights_name(setup, role) for role in paths}, (PYTORCH_NOTE, *warnings)
+        ),
         text,
         ("model", *WITHOUT_MODEL) if "draft" in paths else WITHOUT_MODEL,
         Models(
@@ -224,7 +232,7 @@ def _weights_name(setup: Setup, role: Role) -> str:
     return f"{algorithm} ({dtype})" if algorithm else dtype
 
 
-def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
+def _info(setup: Setup, dtypes: Mapping[Role, str], notes: Sequence[str]) -> EngineInfo:
     installation, draft = setup.installation, setup.references.get("draft")
     options = setup.config.tensorrt_llm
     experimental = {
@@ -242,7 +250,7 @@ def _info(setup: Setup, dtypes: Mapping[Role, str], note: str) -> EngineInfo:
         context_length=setup.config.tensorrt_llm.max_seq_len,
         draft_dtype=dtypes.get("draft"),
         notes=(
-            note,
+            *notes,
             *(EXPERIMENTAL_NOTES[name] for name, is_so in experimental.items() if is_so),
             ROUNDING_NOTE,
             REUSE_NOTE,

@@ -1,4 +1,4 @@
-"""The last stage of a build: checkpoints can be read, and the pair shares a vocabulary."""
+"""The last stage of a build: checkpoints can be read, and the pair fits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from safetensors import safe_open
 
 from engines.checkpoints import Reference, built_path
-from engines.compatibility import check_vocabularies
 from engines.errors import translate_errors
+from engines.pairs.compatibility import FITTING, check_pair
+from engines.pairs.profile import ModelProfile
 from engines.store import EngineStore
 from engines.tensor_files import weight_files
-from engines.tokenizer import LOAD_ERRORS, load_tokenizer
+from engines.tokenizer import LOAD_ERRORS
 from engines.transformers_backend.model import load_config
 
 
@@ -28,18 +29,18 @@ def check_checkpoints(
     Raises:
         EngineError: A file is missing or cut short, or the tokenizers differ.
     """
-    vocabularies = []
+    profiles = []
     for reference in references:
         path = built_path(reference, store)
         config = load_config(path, name=reference.name)
         with translate_errors(f"the model '{reference.name}' cannot be read", LOAD_ERRORS):
             num_tensors = sum(_num_tensors(file) for file in weight_files(path, reference.name))
-        vocabularies.append(load_tokenizer(path, name=reference.name).get_vocab())
+        profiles.append(ModelProfile.load(path, name=reference.name))
         yield f"{reference.name}: {config.model_type}, {num_tensors} tensors"
     if len(references) == 2:
-        target, draft = references
-        check_vocabularies(target.name, vocabularies[0], draft.name, vocabularies[1])
-        yield "target and draft share their vocabulary"
+        warnings = check_pair(*profiles).require()
+        yield FITTING
+        yield from warnings
 
 
 def _num_tensors(file: Path) -> int:

@@ -12,14 +12,15 @@ import transformers
 
 from engines.base import EngineInfo
 from engines.checkpoints import built_path, parse_reference
-from engines.compatibility import check_vocabularies
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig, GenerationRequest
 from engines.drafting import CachedModel, ModelProposer, Proposer
 from engines.errors import EngineError, GenerationError
 from engines.loop_engine import LoopEngine, settings_notes
+from engines.pairs.compatibility import check_pair
+from engines.pairs.profile import ModelProfile
 from engines.speculative import RoundMaker, StepwiseRounds
 from engines.store import EngineStore
-from engines.tokenizer import Text, load_tokenizer
+from engines.tokenizer import Text
 from engines.transformers_backend.captured import (
     CapturedModel,
     CapturedPasses,
@@ -77,11 +78,10 @@ class TransformersEngine(LoopEngine):
 
         # Tokenizers first: a pair that does not fit is refused before any weights are read.
         text = Text.load(target_path, name=target.name)
+        warnings: tuple[str, ...] = ()
         if draft is not None and draft_path is not None:
-            draft_tokenizer = load_tokenizer(draft_path, name=draft.name)
-            check_vocabularies(
-                target.name, text.tokenizer.get_vocab(), draft.name, draft_tokenizer.get_vocab()
-            )
+            profile = ModelProfile.of(target_path, text.tokenizer, name=target.name)
+            warnings = check_pair(profile, ModelProfile.load(draft_path, name=draft.name)).require()
 
         started = perf_counter()
         self.target_model: Any = load_model(
@@ -110,7 +110,7 @@ class TransformersEngine(LoopEngine):
             device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
             draft_dtype=None if draft is None else _dtype_name(draft_dtype),
-            notes=(*_notes(dtype), *settings_notes(target_path)),
+            notes=(*_notes(dtype), *settings_notes(target_path), *warnings),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engines.errors import IncompatibleModelsError, ModelLoadError, translate_errors
 from engines.sampling import token_probs
+from engines.small_files import MAX_CONFIG_BYTES, require_small
 from engines.tokenizer import LOAD_ERRORS
 from engines.transformers_backend.cpu_linear import use_cpu_linear
 
@@ -24,6 +25,7 @@ def load_config(path: Path, *, name: str) -> Any:
     Raises:
         ModelLoadError: It is unreadable or unknown to transformers.
     """
+    require_small(path / "config.json", MAX_CONFIG_BYTES)
     with translate_errors(f"the model '{name}' cannot be read", LOAD_ERRORS):
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 

@@ -22,6 +22,7 @@ from engines.events import Finish, Prefill, Step, Token
 from engines.recording import read_recording, write_recording
 from engines.store import EngineStore
 from engines.terminal import distill_text
+from tests.engines.pairs.tokenizers_of_kinds import WORDS, bpe, write_model
 
 RUN_NAMES = {
     "num_drafts",
@@ -329,7 +330,7 @@ BAD_INPUT: list[tuple[list[str], int, list[str]]] = [
     (["run", "--prompt", "hi", "--fast"], 2, ["--fast"]),
     (["run", "--prompt", "hi", "--target", "/none"], 1, ["'/none'", "name a folder"]),
     (["run", "--prompt", "hi", "--target", "gpt2"], 1, ["'gpt2'", "org/name"]),
-    (["run", "--prompt", "hi", "--target", "BROKEN"], 1, ["'broken'", "cannot be read"]),
+    (["run", "--prompt", "hi", "--target", "BROKEN"], 1, ["broken/config.json'", "cannot be read"]),
     (["run", "--prompt", "hi", "--target", "MISSING.gguf"], 1, ["MISSING.gguf", "name a folder"]),
     (["run", "--prompt", "hi", "--target", " "], 2, ["target is ' '", "name a model"]),
     (["run", "--prompt", "hi", "--backend", "abacus"], 2, ["'abacus'", "transformers"]),
@@ -560,6 +561,39 @@ def test_stopping_a_run_keeps_what_there_is_of_it(tiny_target: Path, tmp_path: P
     assert err == f"stopped\nrecorded to {path}\n"
     assert stats[-1].finish_reason == "cancelled"
     assert f"speculative: {stats[-1].num_output_tokens} tokens in" in out
+
+
+def test_a_pair_is_checked_rule_by_rule(cli: Cli, tiny_target: Path, tiny_draft: Path):
+    code, out, _ = cli("check", "--target", tiny_target, "--draft", tiny_draft)
+    first, *rules = out.splitlines()
+    assert code == 0
+    assert first == "tiny-draft for tiny-target: compatible"
+    assert "ok       token_texts: all 258 ids mean the same text on both sides" in rules
+    assert len(rules) == 9
+
+
+def test_a_pair_that_does_not_fit_fails_with_every_reason(cli: Cli, tmp_path: Path):
+    target = write_model(tmp_path / "target", bpe())
+    draft = write_model(tmp_path / "draft", bpe(list(reversed(WORDS))))
+    code, out, _ = cli("check", "--target", target, "--draft", draft, "--json")
+    result = last_json(out)
+    assert code == 1
+    assert (result["target"], result["draft"], result["outcome"]) == ("target", "draft", "refused")
+    refused = [rule for rule in result["rules"] if rule["outcome"] == "refused"]
+    assert [rule["rule"] for rule in refused] == ["token_texts"]
+    assert len(refused[0]["differences"]) == 5
+
+    code, out, _ = cli("check", "--target", target, "--draft", draft)
+    assert code == 1
+    assert out.splitlines()[:2][0] == "draft for target: not compatible"
+    assert out.splitlines()[1].startswith(
+        "refused  token_texts: their tokenizers differ at 10 of 10"
+    )
+
+
+def test_a_check_without_a_draft_says_what_is_missing(cli: Cli, tiny_target: Path):
+    code, _, err = cli("check", "--target", tiny_target)
+    assert (code, err) == (2, "error: draft is missing: name a draft model with --draft\n")
 
 
 def test_stopping_a_distillation_keeps_what_there_is_of_it(tiny_target: Path, tmp_path: Path):

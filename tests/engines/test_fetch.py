@@ -22,6 +22,8 @@ from engines.checkpoints import built_path, parse_reference
 from engines.child import child_lines, own_module
 from engines.config import EngineConfig, GenerationRequest
 from engines.errors import EngineBuildError, ModelNotBuiltError
+from engines.generators import finished
+from engines.pairs.reading import check_references
 from engines.stats import stats_of
 from engines.store import EngineStore
 from engines.transformers_backend.backend import TransformersBackend
@@ -193,6 +195,25 @@ def test_other_formats_of_the_same_weights_stay_where_they_are(hub: Hub, store: 
     build("org/tiny", store)
 
     assert WEIGHTS in hub.served
+    assert "pytorch_model.bin" not in hub.served
+
+
+def test_a_pair_is_checked_without_its_weights(hub: Hub, store: EngineStore):
+    report = finished(check_references("org/tiny", "org/tiny@main", store))
+    assert report.outcome == "warning"  # as large as its target
+    assert "tokenizer.json" in hub.served
+    assert WEIGHTS not in hub.served
+    with pytest.raises(ModelNotBuiltError, match="is not downloaded yet"):
+        built_path(parse_reference("org/tiny"), store)
+    build("org/tiny", store)
+    assert WEIGHTS in hub.served
+    assert built_path(parse_reference("org/tiny"), store)
+
+
+def test_a_repository_of_pickles_alone_is_refused(hub: Hub, store: EngineStore):
+    del hub.files[WEIGHTS]
+    with pytest.raises(EngineBuildError, match="'org/tiny' has no weights in the safetensors"):
+        build("org/tiny", store)
     assert "pytorch_model.bin" not in hub.served
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,8 +106,10 @@ def test_a_draft_of_another_vocabulary_is_refused(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = write_tiny_model(tmp_path / "other", seed=3, head_dim=HEAD_DIM)
-    text = (other / "tokenizer.json").read_text(encoding="utf-8").replace('"</s>"', '"</t>"')
-    (other / "tokenizer.json").write_text(text, encoding="utf-8")
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = tokenizer["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(IncompatibleModelsError, match="their tokenizers differ"):
         load(EngineStore(tmp_path / "store"), config_of(target, other))
 

@@ -1,0 +1,137 @@
+"""check_references: models as the user names them, by their small files, wherever those are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from engines import bundled
+from engines.checkpoints import (
+    Reference,
+    built_path,
+    hub_folder,
+    needed_references,
+    parse_reference,
+)
+from engines.child import child_lines, own_module
+from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
+from engines.gguf_files import header_config
+from engines.pairs.compatibility import PairReport, check_pair
+from engines.pairs.profile import ModelProfile, TokenizerProfile
+from engines.small_files import (
+    MAX_TOKENIZER_BYTES,
+    SMALL_PATTERNS,
+    TOKENIZER_FILES,
+    read_json,
+    require_small,
+)
+from engines.store import EngineStore
+
+NUM_KEPT = 16  # profiles; one of a large vocabulary takes some 50 MB
+
+
+def check_references(
+    target: str, draft: str, store: EngineStore
+) -> Generator[str | None, None, PairReport]:
+    """Return what every rule says of a pair as the user names it, yielding lines meanwhile.
+
+    Raises:
+        EngineError: A model cannot be had or read.
+    """
+    references = [parse_reference(name) for name in (target, draft)]
+    profiles = yield from read_profiles(references, store)
+    return check_pair(*profiles)
+
+
+def read_profiles(
+    references: Sequence[Reference], store: EngineStore
+) -> Generator[str | None, None, list[ModelProfile]]:
+    """Return what small files say of models, yielding log lines while any are fetched.
+
+    Raises:
+        EngineError: One cannot be had or read.
+    """
+    profiles = []
+    for reference in references:
+        profiles.append((yield from _read_profile(reference, store)))
+    return profiles
+
+
+def _read_profile(
+    reference: Reference, store: EngineStore
+) -> Generator[str | None, None, ModelProfile]:
+    match reference.source:
+        case "folder":
+            assert reference.path is not None
+            return _of_folder(reference.path, reference.name)
+        case "hub":
+            folder = hub_folder(reference, SMALL_PATTERNS)
+            if folder is None:
+                yield f"fetching the small files of {reference.text}"
+                yield from fetch_small(reference)
+                folder = hub_folder(reference, SMALL_PATTERNS)
+            if folder is None:
+                raise ModelLoadError(
+                    f"'{reference.text}' was fetched and is not in the Hub's cache"
+                )
+            return _of_folder(folder, reference.name)
+        case "packed":
+            return (yield from _of_packed(reference, store))
+        case "bundled" | "gguf":
+            try:
+                return _of_folder(built_path(reference, store), reference.name)
+            except ModelNotBuiltError:
+                file = bundled.local_copy() if reference.source == "bundled" else reference.path
+                if file is None:
+                    raise
+                with translate_errors(f"'{file}' cannot be read", {OSError: ModelLoadError}):
+                    status = file.stat()
+                return _of_gguf(file, reference.name, status.st_size, status.st_mtime_ns)
+
+
+def fetch_small(reference: Reference) -> Generator[str | None, None, None]:
+    """Download all but the weights of a Hub model, yielding log lines.
+
+    Raises:
+        EngineBuildError: They cannot be had.
+    """
+    revision = ["--revision", reference.revision] if reference.revision else []
+    yield from child_lines(
+        own_module("engines.fetch", str(reference.repo), "--small", *revision),
+        action=f"'{reference.text}' cannot be fetched",
+    )
+
+
+def _of_packed(
+    reference: Reference, store: EngineStore
+) -> Generator[str | None, None, ModelProfile]:
+    """A packed draft has its target's tokenizer."""
+    assert reference.path is not None
+    target = yield from _read_profile(needed_references(reference)[0], store)
+    return ModelProfile(reference.name, read_json(reference.path / "config.json"), target.tokenizer)
+
+
+def _of_folder(folder: Path, name: str) -> ModelProfile:
+    """Return that of a checkpoint; loaded again only where the content of a file has changed."""
+    digest = hashlib.sha256()
+    for file in TOKENIZER_FILES:
+        if (folder / file).is_file():
+            require_small(folder / file, MAX_TOKENIZER_BYTES)
+            digest.update(file.encode() + b" " + (folder / file).read_bytes())
+    return _loaded(folder, name, digest.hexdigest())
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _loaded(folder: Path, name: str, digest: str) -> ModelProfile:
+    return ModelProfile.load(folder, name=name)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _of_gguf(file: Path, name: str, num_bytes: int, changed_ns: int) -> ModelProfile:
+    from engines.tokenizer import LOAD_ERRORS, load_gguf_tokenizer
+
+    with translate_errors(f"'{file.name}' cannot be read", LOAD_ERRORS):
+        config, tokenizer = header_config(file), load_gguf_tokenizer(file)
+    return ModelProfile(name, config, TokenizerProfile.of(tokenizer))
