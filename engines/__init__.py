@@ -53,6 +53,8 @@ from engines.events import (
     TopEntry,
     Totals,
 )
+from engines.pairs.compatibility import OUTCOMES, Outcome, PairReport, RuleResult
+from engines.pairs.reading import check_references
 from engines.published import PublishedFigure, published_figures
 from engines.recording import read_recording, recording_lines, write_recording
 from engines.replay import ReplayEngine
@@ -74,6 +76,7 @@ __all__ = [
     "LOADING",
     "MAX_NUM_DRAFT_TOKENS",
     "MAX_REPEATS",
+    "OUTCOMES",
     "OUTPUT_ORIGINS",
     "SIDES",
     "WAITING",
@@ -96,11 +99,14 @@ __all__ = [
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStats",
+    "Outcome",
+    "PairReport",
     "Parted",
     "Prefill",
     "PublishedFigure",
     "Quantization",
     "ReplayEngine",
+    "RuleResult",
     "RunEvent",
     "RunItem",
     "RunRecord",
@@ -117,6 +123,7 @@ __all__ = [
     "Totals",
     "WarmUp",
     "check_prompt",
+    "check_references",
     "comparison_of",
     "create_backend",
     "doctor",

@@ -18,6 +18,7 @@ from engines.small_files import PATTERNS
 from engines.store import EngineStore, engine_key
 from engines.tensor_files import weight_files
 
+MAX_NAME_SHOWN = 200  # characters of a name that names nothing
 CONVERSION_VERSION = 1  # part of the key of every converted checkpoint: raised when it changes
 # The Hub's own rule: no part begins or ends with a sign, none holds two signs that look like one.
 HUB_ID = re.compile(
@@ -85,8 +86,8 @@ def parse_reference(text: str) -> Reference:
 
 def _no_model(text: str, reason: str = "") -> ModelLoadError:
     return ModelLoadError(
-        f"there is no model '{text}'{reason}: name a folder, a .gguf file, a Hub id such as "
-        f"'org/name', or '{BUNDLED}'"
+        f"there is no model '{text[:MAX_NAME_SHOWN]}'{reason}: name a folder, a .gguf file, a Hub "
+        f"id such as 'org/name', or '{BUNDLED}'"
     )
 
 

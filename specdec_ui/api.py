@@ -1,4 +1,4 @@
-"""The page's actions as named endpoints for `gradio_client`: /run, /compare, /build, /doctor."""
+"""The page's actions as named endpoints for `gradio_client`: /run, /compare, /build and others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from engines import (
     BuildProgress,
     DraftKind,
     EngineSlot,
+    EngineStore,
+    check_references,
     doctor,
     resolve_draft,
 )
@@ -117,6 +119,19 @@ def add_endpoints(slot: EngineSlot) -> None:
                     yield _progress(item)
         yield {"state": "built", "built": [name for name in (target, chosen_draft) if name]}
 
+    def check(target: str = BUNDLED, draft: str = "") -> Iterator[dict[str, Any]]:
+        """Say whether a draft can propose for a target, rule by rule."""
+        with as_page_error():
+            chosen_draft, _ = resolve_draft(target, draft, None)
+            if chosen_draft is None:
+                raise ValueError("draft is missing: name a draft model")
+            steps = check_references(target, chosen_draft, EngineStore())
+            try:
+                while True:
+                    yield {"state": "fetching", "message": next(steps)}
+            except StopIteration as ended:
+                yield ended.value.to_dict()
+
     def report() -> dict[str, Any]:
         """Say what is installed and usable."""
         return doctor()
@@ -139,6 +154,13 @@ def add_endpoints(slot: EngineSlot) -> None:
         api_name="build",
         api_description="Build a pair into the engine store, yielding progress.",
         **queued,
+    )
+    api(
+        check,
+        api_name="check",
+        api_description="Say whether a draft can propose for a target; no weights are read.",
+        concurrency_id="check",
+        concurrency_limit=1,
     )
     api(report, api_name="doctor", api_description="Say what is installed and usable.")
 

@@ -38,6 +38,7 @@ from specdec_ui.handlers import (
     on_wait,
 )
 from specdec_ui.highlight import legend_html
+from specdec_ui.pair_part import on_check, pair_part
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING, Example
 from specdec_ui.state import DRAFTS, RunForm, RunState, Session, TuneForm
 from specdec_ui.summary import (
@@ -62,6 +63,7 @@ PROBING: dict[str, Any] = {
     "concurrency_id": "probe",
     "concurrency_limit": 1,
 }
+CHECKING: dict[str, Any] = {**PROBING, "concurrency_id": "check", "trigger_mode": "multiple"}
 CACHE_LIFE_S = (3600, 24 * 3600)  # how often exported files are looked through, how old they get
 INTRODUCTION = (
     f"# {TITLE}\n"
@@ -106,7 +108,7 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         outputs["verdict"] = own_html(verdict_html(recorded.record, whose="recorded run"))
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=290, elem_classes="sd-side"):
-                note, tensorrt = _pair(controls, outputs, defaults)
+                note, tensorrt, pair = _pair(controls, outputs, defaults)
                 _tuning(tuning, outputs)
                 _settings(controls)
             with gr.Column(scale=3, min_width=480):
@@ -141,6 +143,7 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         looked_for = [controls["backend"], controls["python"]]
         _wire_backend(looked_for, note, tensorrt, commands)
         app.load(on_probe, looked_for, note, **PROBING)
+        _wire_pair(app, [controls[name] for name in ("target", "draft_kind", "draft")], *pair)
         add_endpoints(slot)
         app.load(None, js="() => window.specdec.replay()")
     return app
@@ -161,7 +164,7 @@ def launch_options() -> dict[str, Any]:
 
 def _pair(
     controls: dict[str, Any], outputs: dict[str, Any], defaults: PageDefaults
-) -> tuple[gr.HTML, gr.Column]:
+) -> tuple[gr.HTML, gr.Column, tuple[gr.HTML, gr.Button]]:
     gr.Markdown("### Pair and engine")
     controls["backend"] = gr.Dropdown(
         list(BACKEND_CHOICES),
@@ -191,13 +194,14 @@ def _pair(
         "target), a folder, a .gguf file or a Hub id.",
         visible=defaults.draft_kind == "model",
     )
+    pair = pair_part(controls)
     outputs["build"] = gr.Button("Build", elem_id="sd-build")
     with gr.Accordion("Build log", open=False):
         outputs["build_log"] = own_html(
             "<p class='sd-note'>Building fetches, verifies and converts a pair once. "
             "Run does it by itself where it is needed.</p>"
         )
-    return note, tensorrt
+    return note, tensorrt, pair
 
 
 def _tuning(tuning: dict[str, Any], outputs: dict[str, Any]) -> None:
@@ -400,6 +404,19 @@ def _wire(
         [controls[name] for name in ("draft", "min_draft_prob", "num_draft_tokens")],
         **AT_ONCE,
     )
+
+
+def _wire_pair(app: gr.Blocks, chosen: list[Any], shown: gr.HTML, button: gr.Button) -> None:
+    target, draft_kind, draft = chosen
+    look = partial(on_check, may_fetch=False)
+    for event in (
+        app.load,
+        draft_kind.change,
+        *(box.submit for box in (target, draft)),
+        *(box.blur for box in (target, draft)),
+    ):
+        event(look, chosen, shown, **CHECKING)
+    button.click(on_check, chosen, shown, **CHECKING)
 
 
 def _wire_backend(

@@ -117,8 +117,8 @@ def token_texts(target: ModelProfile, draft: ModelProfile) -> RuleResult:
     return RuleResult(
         rule,
         "warning",
-        f"{len(ids)} ids differ that no common text is made of ({_shown(differences)}): drafts are "
-        "rejected there, the output is the target's own",
+        f"{len(ids)} id(s) differ of which no common text is made ({_shown(differences)}): drafts "
+        "are rejected there, the output is the target's own",
         differences=tuple(differences[:NUM_DIFFERENCES_SHOWN]),
     )
 
@@ -134,7 +134,7 @@ def _shown(differences: list[Difference]) -> str:
         return "nothing" if text is None else repr(text)
 
     return "; ".join(
-        f"id {item.id} is {spelled(item.target)} there, {spelled(item.draft)} here"
+        f"id {item.id} is {_sides(spelled(item.target), spelled(item.draft))}"
         for item in islice(differences, NUM_DIFFERENCES_SHOWN)
     )
 
@@ -175,7 +175,7 @@ def tokenizer_kinds(target: ModelProfile, draft: ModelProfile) -> RuleResult:
     theirs, ours = target.tokenizer, draft.tokenizer
     differing = []
     if theirs.kind != ours.kind:
-        differing.append(f"the model is {theirs.kind} there, {ours.kind} here")
+        differing.append(f"the model is {_sides(theirs.kind, ours.kind)}")
     for name, before, after in (
         ("normalizer", theirs.normalizer, ours.normalizer),
         ("pre-tokenizer", theirs.pre_tokenizer, ours.pre_tokenizer),
@@ -186,7 +186,7 @@ def tokenizer_kinds(target: ModelProfile, draft: ModelProfile) -> RuleResult:
             differing.append(
                 f"the {name} is {kinds[0]} on both sides, set otherwise"
                 if is_same
-                else f"the {name} is {kinds[0]} there, {kinds[1]} here"
+                else f"the {name} is {_sides(*kinds)}"
             )
     if differing:
         return RuleResult(
@@ -204,7 +204,7 @@ def special_tokens(target: ModelProfile, draft: ModelProfile) -> RuleResult:
     for name in SPECIAL_TOKENS:
         theirs, ours = (side.tokenizer.special.get(name) for side in (target, draft))
         if theirs != ours:
-            differing.append(f"{name} is {_token(theirs)} there, {_token(ours)} here")
+            differing.append(f"{name} is {_sides(_token(theirs), _token(ours))}")
     if differing:
         return RuleResult(
             rule, "warning", f"{'; '.join(differing)}: the target's decide, when to stop as well"
@@ -222,7 +222,7 @@ def beginnings(target: ModelProfile, draft: ModelProfile) -> RuleResult:
     return RuleResult(
         "beginnings",
         "warning",
-        f"'{PROBE}' becomes {shown[0]} there, {shown[1]} here: {TARGETS_COUNTS}",
+        f"'{PROBE}' becomes {_sides(*shown)}: {TARGETS_COUNTS}",
     )
 
 
@@ -239,9 +239,9 @@ def chat_templates(target: ModelProfile, draft: ModelProfile) -> RuleResult:
         )
     if theirs == ours:
         return RuleResult(rule, "ok", "the chat template is the same")
-    has = "has none" if ours is None else "has another"
+    other = "no" if ours is None else "another"
     return RuleResult(
-        rule, "warning", f"the draft {has} chat template: {TARGETS_COUNTS}, and drafts may suffer"
+        rule, "warning", f"the draft has {other} chat template: {TARGETS_COUNTS}; drafts may suffer"
     )
 
 
@@ -289,7 +289,7 @@ def size_order(target: ModelProfile, draft: ModelProfile) -> RuleResult:
         unknown = target if theirs is None else draft
         kind = unknown.config.get("model_type")
         return RuleResult(rule, "ok", f"the size of a '{kind}' is not known before it is loaded")
-    share = f"{ours / 1e6:.0f} million weights, {ours / theirs:.2f} of the target's"
+    share = f"{ours / 1e6:.3g} million weights, {ours / theirs:.2f} of the target's"
     if ours >= theirs:
         return RuleResult(
             rule,
@@ -311,6 +311,10 @@ RULES: tuple[Callable[[ModelProfile, ModelProfile], RuleResult], ...] = (
     context_lengths,
     size_order,
 )
+
+
+def _sides(target: str, draft: str) -> str:
+    return f"{target} in the target, {draft} in the draft"
 
 
 def _kind(written: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,41 +33,44 @@ NUM_KEPT = 16  # profiles; one of a large vocabulary takes some 50 MB
 
 
 def check_references(
-    target: str, draft: str, store: EngineStore
+    target: str, draft: str, store: EngineStore, *, may_fetch: bool = True
 ) -> Generator[str | None, None, PairReport]:
     """Return what every rule says of a pair as the user names it, yielding lines meanwhile.
+
+    Args:
+        target: A model as the user names it.
+        draft: Likewise.
+        store: Where converted checkpoints lie.
+        may_fetch: Small files that are not on this machine may be downloaded.
 
     Raises:
         EngineError: A model cannot be had or read.
     """
-    references = [parse_reference(name) for name in (target, draft)]
-    profiles = yield from read_profiles(references, store)
+    profiles = []
+    for reference in (parse_reference(target), parse_reference(draft)):
+        profiles.append((yield from read_profile(reference, store, may_fetch=may_fetch)))
     return check_pair(*profiles)
 
 
-def read_profiles(
-    references: Sequence[Reference], store: EngineStore
-) -> Generator[str | None, None, list[ModelProfile]]:
-    """Return what small files say of models, yielding log lines while any are fetched.
+def read_profile(
+    reference: Reference, store: EngineStore, *, may_fetch: bool
+) -> Generator[str | None, None, ModelProfile]:
+    """Return what small files say of a model, yielding log lines while any are fetched.
 
     Raises:
-        EngineError: One cannot be had or read.
+        EngineError: It cannot be had or read.
     """
-    profiles = []
-    for reference in references:
-        profiles.append((yield from _read_profile(reference, store)))
-    return profiles
-
-
-def _read_profile(
-    reference: Reference, store: EngineStore
-) -> Generator[str | None, None, ModelProfile]:
     match reference.source:
         case "folder":
             assert reference.path is not None
             return _of_folder(reference.path, reference.name)
         case "hub":
             folder = hub_folder(reference, SMALL_PATTERNS)
+            if folder is None and not may_fetch:
+                raise ModelNotBuiltError(
+                    f"'{reference.text}' is not on this machine yet: 'Check the pair' fetches its "
+                    "small files, and no weights"
+                )
             if folder is None:
                 yield f"fetching the small files of {reference.text}"
                 yield from fetch_small(reference)
@@ -78,7 +81,12 @@ def _read_profile(
                 )
             return _of_folder(folder, reference.name)
         case "packed":
-            return (yield from _of_packed(reference, store))
+            # A packed draft has its target's tokenizer.
+            needed = needed_references(reference)[0]
+            needed_profile = yield from read_profile(needed, store, may_fetch=may_fetch)
+            assert reference.path is not None
+            config = read_json(reference.path / "config.json")
+            return ModelProfile(reference.name, config, needed_profile.tokenizer)
         case "bundled" | "gguf":
             try:
                 return _of_folder(built_path(reference, store), reference.name)
@@ -102,15 +110,6 @@ def fetch_small(reference: Reference) -> Generator[str | None, None, None]:
         own_module("engines.fetch", str(reference.repo), "--small", *revision),
         action=f"'{reference.text}' cannot be fetched",
     )
-
-
-def _of_packed(
-    reference: Reference, store: EngineStore
-) -> Generator[str | None, None, ModelProfile]:
-    """A packed draft has its target's tokenizer."""
-    assert reference.path is not None
-    target = yield from _read_profile(needed_references(reference)[0], store)
-    return ModelProfile(reference.name, read_json(reference.path / "config.json"), target.tokenizer)
 
 
 def _of_folder(folder: Path, name: str) -> ModelProfile:

@@ -409,7 +409,9 @@ def test_a_draft_with_another_tokenizer_is_refused_before_any_weights_are_read(
     assert "'copy' cannot draft for 'tiny-target': their tokenizers differ at 2 of 258 ids" in str(
         failure.value
     )
-    assert f"id 42 is {cat!r} there, {dog!r} here; id 43 is {dog!r} there" in str(failure.value)
+    assert f"id 42 is {cat!r} in the target, {dog!r} in the draft; id 43 is {dog!r} in" in str(
+        failure.value
+    )
     assert "or the draft kind 'prompt_lookup', which needs none" in str(failure.value)
 
 

@@ -71,6 +71,14 @@ def test_doctor_names_the_back_ends(client):
     assert report["backends"]["transformers"]["usable"] is True
 
 
+def test_a_pair_is_checked(client, tiny_target: Path, tiny_draft: Path):
+    found = client.predict(target=str(tiny_target), draft=str(tiny_draft), api_name="/check")
+    assert found["outcome"] == "ok"
+    assert {"token_texts", "rollback"} <= {rule["rule"] for rule in found["rules"]}
+    with pytest.raises(AppError, match="there is no model '/nowhere'"):
+        client.predict(target=str(tiny_target), draft="/nowhere", api_name="/check")
+
+
 @pytest.mark.parametrize(
     ("api_name", "num_steps"),
     [

@@ -21,7 +21,7 @@ from engines import (
 )
 from engines.distill import DistillSpec
 from specdec_ui.api import CONCURRENCY_ID
-from specdec_ui.handlers import on_probe, on_stopped
+from specdec_ui.handlers import on_stopped
 from specdec_ui.layout import PageDefaults, build_app, launch_options
 from specdec_ui.presets import EXAMPLES, FIRST_RECORDING
 from specdec_ui.state import RunForm, RunState, TuneForm
@@ -30,7 +30,8 @@ from specdec_ui.theme import SIDE_NAMES
 from specdec_ui.views import View
 from tests.test_imports import HEAVY, modules_after
 
-ENDPOINTS = {"run", "compare", "build", "doctor"}
+ENDPOINTS = {"run", "compare", "build", "check", "doctor"}
+DEVICELESS = {"check", "doctor"}  # they need no engine
 WORK = ("sd-run", "sd-build", "sd-tune")  # what begins something long
 
 
@@ -255,9 +256,10 @@ def test_whatever_touches_the_device_waits_in_one_queue(page: gr.Blocks):
     queued = [
         function
         for function in page.fns.values()
-        if function.fn not in (None, on_probe) and function.queue and function.api_name != "doctor"
+        if function.concurrency_id not in ("probe", "check") and function.queue and function.fn
+        if function.api_name not in DEVICELESS
     ]
-    assert len(queued) == len({*WORK} | ENDPOINTS - {"doctor"})
+    assert len(queued) == len({*WORK} | ENDPOINTS - DEVICELESS)
     for function in queued:
         assert (function.concurrency_id, function.concurrency_limit) == (CONCURRENCY_ID, 1)
 

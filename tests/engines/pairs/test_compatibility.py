@@ -65,7 +65,7 @@ def test_fr01_ids_that_mean_other_text_are_refused_with_both_texts(make: Any):
     assert refused.outcome == found.outcome == "refused"
     assert refused.differences == (Difference(6, "cat", "dog"), Difference(7, "dog", "cat"))
     assert "differ at 2 of 10 ids" in refused.text
-    assert "id 6 is 'cat' there, 'dog' here; id 7 is 'dog' there, 'cat' here" in refused.text
+    assert "id 6 is 'cat' in the target, 'dog' in the draft; id 7 is 'dog' in" in refused.text
     with pytest.raises(IncompatibleModelsError, match="'draft' cannot draft for 'target': their"):
         found.require()
 
@@ -80,7 +80,7 @@ def test_no_more_than_five_ids_are_shown():
     words = [*WORDS[:3], *(f"word{n}" for n in range(7))]
     refused = result(report(bpe(), bpe(words)), "token_texts")
     assert len(refused.differences) == 5
-    assert refused.text.count("there") == 5
+    assert refused.text.count("in the target") == 5
 
 
 @pytest.mark.parametrize("other", ["<unused7>", "<|extra_3|>", "<reserved_special_token_5>"])
@@ -99,7 +99,7 @@ def test_special_tokens_that_differ_in_text_are_a_warning():
     special = {"bos_token": "<|begin|>", "eos_token": "</s>", "unk_token": "<unk>"}
     found = report(bpe(), bpe(words, special=special))
     assert result(found, "token_texts").outcome == "warning"
-    assert "bos_token is '<s>' (id 0) there, '<|begin|>' (id 0) here" in (
+    assert "bos_token is '<s>' (id 0) in the target, '<|begin|>' (id 0) in the draft" in (
         result(found, "special_tokens").text
     )
 
@@ -109,7 +109,7 @@ def test_tokens_that_only_one_side_has_are_a_warning_where_the_draft_can_read_th
     warning = result(found, "token_texts")
     assert warning.outcome == "warning"
     assert warning.differences == (Difference(10, "<tool>", None), Difference(11, "</tool>", None))
-    assert "id 10 is '<tool>' there, nothing here" in warning.text
+    assert "id 10 is '<tool>' in the target, nothing in the draft" in warning.text
 
 
 def test_a_draft_without_a_row_for_what_the_target_says_is_refused():
@@ -142,14 +142,14 @@ def test_fr12_tokenizers_of_two_kinds_are_told_with_both_names():
     found = report(bpe(), unigram())
     warning = result(found, "tokenizer_kinds")
     assert warning.outcome == "warning"
-    assert "the model is BPE there, Unigram here" in warning.text
+    assert "the model is BPE in the target, Unigram in the draft" in warning.text
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"lowercase": True}, "the normalizer is none there, Lowercase here"),
-        ({"splits": True}, "the pre-tokenizer is none there, Whitespace here"),
+        ({"lowercase": True}, "the normalizer is none in the target, Lowercase in the draft"),
+        ({"splits": True}, "the pre-tokenizer is none in the target, Whitespace in the draft"),
     ],
 )
 def test_text_that_is_split_otherwise_is_a_warning(settings: dict[str, Any], text: str):
@@ -169,7 +169,9 @@ def test_one_kind_of_splitting_with_other_settings_is_a_warning():
 def test_fr09_another_beginning_is_a_warning_with_the_ids_of_both():
     warning = result(report(bpe(adds_bos=True), bpe()), "beginnings")
     assert warning.outcome == "warning"
-    assert warning.text.startswith("'hi' becomes [0, 5] there, nothing around it here")
+    assert warning.text.startswith(
+        "'hi' becomes [0, 5] in the target, nothing around it in the draft"
+    )
     right = result(report(bpe(adds_bos=True), bpe(adds_bos=True)), "beginnings")
     assert right.text == "tokens around a text: 'hi' becomes [0, 5] on both sides"
 
@@ -179,7 +181,7 @@ def test_fr09_another_beginning_is_a_warning_with_the_ids_of_both():
     [
         ("a", "a", "ok", "the chat template is the same"),
         ("a", "b", "warning", "the draft has another chat template"),
-        ("a", None, "warning", "the draft has none chat template"),
+        ("a", None, "warning", "the draft has no chat template"),
         (None, "a", "warning", "the target has no chat template"),
         (None, None, "warning", "the target has no chat template"),
     ],
