@@ -159,6 +159,8 @@ class TransformersEngine(LoopEngine):
         return self._open("draft", self.draft_model, capacity)
 
     def close(self) -> None:
+        if self._captured:
+            torch.compiler.reset()  # compiled layers would count against the next models' versions
         self._rounds.clear()
         self._captured.clear()
         self.target_model = self.draft_model = None
