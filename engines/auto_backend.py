@@ -13,6 +13,7 @@ from engines.config import AUTO, EngineConfig
 from engines.errors import BackendUnavailableError, UnsupportedModelError
 from engines.onnxruntime_backend.backend import OnnxRuntimeBackend
 from engines.packages import WITH_TORCH, missing_packages
+from engines.pairs.memory import MemoryNeed
 from engines.store import EngineStore
 from engines.text_engine import TextEngine
 from engines.transformers_backend.backend import TransformersBackend
@@ -75,6 +76,13 @@ class AutoBackend(Backend):
         assert isinstance(engine, TextEngine)
         engine.add_note(note)
         return engine
+
+    def memory_need(self, config: EngineConfig) -> MemoryNeed | None:
+        try:
+            need = None if _uses_cuda(config) else self._onnxruntime.memory_need(config)
+            return need or self._transformers.memory_need(config)
+        except PASSED_ON:
+            return None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from engines.config import DraftKind, EngineConfig, GenerationRequest
 from engines.events import GenerationEvent
+from engines.pairs.memory import MemoryNeed
 
 WARM_UP_TOKENS = 4
 # Stages of getting ready that build nothing
@@ -184,6 +185,13 @@ class Backend(ABC):
             ModelNotBuiltError: `build` must run first.
             EngineError: They cannot be loaded.
         """
+
+    def memory_need(self, config: EngineConfig) -> MemoryNeed | None:
+        """Return what loading a pair will take, by its configurations; None where nobody knows.
+
+        No weights are read, and nothing is fetched.
+        """
+        return None
 
     def loading(self, config: EngineConfig) -> Generator[BuildProgress, None, Engine]:
         """Load built models, yielding meanwhile where that takes long.

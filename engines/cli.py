@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-from engines.backends import BACKEND_CHOICES
+from engines.backends import BACKEND_CHOICES, create_backend
 from engines.base import LOADING, BuildProgress, Engine
 from engines.benchmark import MAX_REPEATS, RunEvent, RunRecord, Side, WarmUp, run, settings_of
 from engines.checkpoints import built_path, parse_reference
@@ -145,10 +145,17 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
     if draft is None:
         raise ValueError("draft is missing: name a draft model with --draft")
     report = finished(check_references(args.target, draft, EngineStore()), on_message=_say)
+    config = EngineConfig(args.backend, args.target, draft, args.dtype, args.device)
+    need = create_backend(args.backend).memory_need(config)
     if not args.json:
         for line in report_lines(report):
             print(line)
-    return {**report.to_dict(), "exit_code": 1 if report.outcome == "refused" else 0}
+        print(f"memory: {'not known before it is built' if need is None else need.text}")
+    return {
+        **report.to_dict(),
+        "memory": None if need is None else need.to_dict(),
+        "exit_code": 1 if report.outcome == "refused" else 0,
+    }
 
 
 def _commands(args: argparse.Namespace) -> dict[str, Any]:
@@ -659,11 +666,7 @@ def _parser() -> argparse.ArgumentParser:
     check = add(
         commands, "check", _check, "say whether a draft can propose for a target, rule by rule"
     )
-    model = "a folder, a .gguf file, a Hub id such as org/name"
-    check.add_argument("--target", default=BUNDLED, help=f"{model}, or '{BUNDLED}' (default)")
-    check.add_argument(
-        "--draft", help=f"{model}, or '{BUNDLED_DRAFT}' (default for the bundled target)"
-    )
+    _add_engine_arguments(check)
     run_parser = add(commands, "run", _run, "generate once, or compare with the baseline")
     _add_engine_arguments(run_parser)
     _add_run_arguments(run_parser)

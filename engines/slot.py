@@ -27,6 +27,7 @@ class EngineSlot:
         self._create = create
         self._config: EngineConfig | None = None
         self._engine: Engine | None = None
+        self._held_bytes = 0  # by that engine, as its back end reckons
         # A plain lock: a generator may be closed by another thread than it was begun on.
         self._in_use = Lock()
 
@@ -48,6 +49,7 @@ class EngineSlot:
 
         The engine that was loaded before is closed first, so that two never share the device. If
         the new one fails to load, the slot is empty and the next call loads what it is asked for.
+        One that does not fit into the memory there is, is refused before the old one is closed.
         Where several callers share the slot, each calls between `acquire` and `release`.
 
         Raises:
@@ -106,11 +108,16 @@ class EngineSlot:
         if self._engine is not None:
             self._engine.close()
         self._engine = self._config = None
+        self._held_bytes = 0
 
     def _load(
         self, backend: Backend, config: EngineConfig
     ) -> Generator[BuildProgress, None, Engine]:
+        need = backend.memory_need(config)
+        if need is not None:
+            need.require(freed_bytes=self._held_bytes)
         self.close()
         self._engine = yield from backend.loading(config)
         self._config = config
+        self._held_bytes = 0 if need is None else need.num_bytes
         return self._engine

@@ -143,7 +143,9 @@ def build_app(slot: EngineSlot, defaults: PageDefaults | None = None) -> gr.Bloc
         looked_for = [controls["backend"], controls["python"]]
         _wire_backend(looked_for, note, tensorrt, commands)
         app.load(on_probe, looked_for, note, **PROBING)
-        _wire_pair(app, [controls[name] for name in ("target", "draft_kind", "draft")], *pair)
+        _wire_pair(
+            app, [controls[name] for name in ("backend", "target", "draft_kind", "draft")], *pair
+        )
         add_endpoints(slot)
         app.load(None, js="() => window.specdec.replay()")
     return app
@@ -407,10 +409,11 @@ def _wire(
 
 
 def _wire_pair(app: gr.Blocks, chosen: list[Any], shown: gr.HTML, button: gr.Button) -> None:
-    target, draft_kind, draft = chosen
+    backend, target, draft_kind, draft = chosen
     look = partial(on_check, may_fetch=False)
     for event in (
         app.load,
+        backend.change,
         draft_kind.change,
         *(box.submit for box in (target, draft)),
         *(box.blur for box in (target, draft)),

@@ -8,7 +8,15 @@ from typing import Any
 
 import gradio as gr
 
-from engines import EngineStore, Outcome, PairReport, RuleResult, check_references
+from engines import (
+    EngineConfig,
+    EngineStore,
+    Outcome,
+    PairReport,
+    RuleResult,
+    check_references,
+    create_backend,
+)
 from specdec_ui.theme import own_html
 from specdec_ui.views import USER_ERRORS
 
@@ -39,17 +47,20 @@ def pair_part(controls: dict[str, Any]) -> tuple[gr.HTML, gr.Button]:
     return shown, gr.Button("Check the pair", size="sm", elem_id="sd-check")
 
 
-def on_check(target: str, draft_kind: str, draft: str, *, may_fetch: bool = True) -> Iterator[str]:
-    """Say whether the draft fits the target, by their small files alone.
+def on_check(
+    backend: str, target: str, draft_kind: str, draft: str, *, may_fetch: bool = True
+) -> Iterator[str]:
+    """Say whether the draft fits the target and both the memory, by their small files alone.
 
     Args:
+        backend: Each takes memory in its own way.
         target: As the user names it.
         draft_kind: Only a model has to fit.
         draft: As the user names it.
         may_fetch: Small files that are not here may be downloaded, which the user must ask for.
     """
     if draft_kind != "model":
-        yield note_html(NO_DRAFT)
+        yield note_html(NO_DRAFT) + _memory_html(backend, str(target).strip(), None)
         return
     target, draft = str(target).strip(), str(draft).strip()
     if not target or not draft:
@@ -61,9 +72,21 @@ def on_check(target: str, draft_kind: str, draft: str, *, may_fetch: bool = True
             if line := next(steps):
                 yield note_html(line)
     except StopIteration as ended:
-        yield report_html(ended.value)
+        yield report_html(ended.value) + _memory_html(backend, target, draft)
     except USER_ERRORS as exc:
         yield note_html(f"{exc}.")
+
+
+def _memory_html(backend: str, target: str, draft: str | None) -> str:
+    """Return what the pair takes; nothing where that is not known before it is built."""
+    try:
+        need = create_backend(backend).memory_need(EngineConfig(backend, target, draft))
+    except USER_ERRORS:  # Build and Run say it
+        return ""
+    if need is None:
+        return ""
+    css_class = "sd-note" if need.num_bytes <= need.free_bytes else "sd-note sd-unusable"
+    return f"<p class='{css_class}'>The pair takes {escape(need.text)}.</p>"
 
 
 def note_html(text: str) -> str:

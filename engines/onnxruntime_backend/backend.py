@@ -15,6 +15,8 @@ from engines.config import EngineConfig
 from engines.environment import usable_cpus
 from engines.errors import BackendUnavailableError, UnsupportedModelError
 from engines.packages import BASE, missing_packages, version_of
+from engines.pairs.memory import MemoryNeed
+from engines.pairs.reading import built_configs
 from engines.store import EngineStore
 
 NAME = "onnxruntime"
@@ -67,6 +69,12 @@ class OnnxRuntimeBackend(Backend):
         from engines.onnxruntime_backend.engine import OnnxEngine
 
         return OnnxEngine(config, self._store)
+
+    def memory_need(self, config: EngineConfig) -> MemoryNeed | None:
+        from engines.onnxruntime_backend.memory import memory_need
+
+        configs = built_configs(config, self._store)
+        return None if configs is None else memory_need(*configs)
 
     def _read(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:
         """Refuse what is no Llama before anything is made for it."""

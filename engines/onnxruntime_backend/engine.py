@@ -17,7 +17,12 @@ from engines.onnxruntime_backend.cpu import has_integer_products
 from engines.onnxruntime_backend.llama import LlamaShape
 from engines.onnxruntime_backend.model import OnnxModel
 from engines.onnxruntime_backend.narrow_build import narrow_arrays
-from engines.onnxruntime_backend.sessions import GENERATION_ERRORS, load_session, use_one_pool
+from engines.onnxruntime_backend.sessions import (
+    GENERATION_ERRORS,
+    give_back_memory,
+    load_session,
+    use_one_pool,
+)
 from engines.pairs.compatibility import check_pair
 from engines.pairs.profile import ModelProfile
 from engines.store import EngineStore
@@ -74,6 +79,7 @@ class OnnxEngine(LoopEngine):
             name=target.name,
             is_narrow=False,
         )
+        give_back_memory()
         logger.info("loaded %s in %.1f s", config, perf_counter() - started)
 
         shapes = (self._target_shape, self._draft_shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -96,6 +98,12 @@ def load_session(
         return onnxruntime.InferenceSession(
             graph.serialized, options, providers=["CPUExecutionProvider"]
         )
+
+
+def give_back_memory() -> None:
+    """Return to the system what loading took for a while, which glibc would keep for later."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _fitting(arrays: Arrays, name: str, wanted: Wanted) -> np.ndarray[Any, Any]:

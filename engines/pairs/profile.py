@@ -90,11 +90,10 @@ class ModelProfile:
         Raises:
             ModelLoadError: Its configuration cannot be read.
         """
-        config = read_json(folder / "config.json")
-        text_config = config.get("text_config")
+        config = read_config(folder)
         return cls(
             name,
-            {**config, **text_config} if isinstance(text_config, dict) else config,
+            config,
             TokenizerProfile.of(tokenizer),
             is_decoder=not config.get("is_encoder_decoder", False),
         )
@@ -138,6 +137,17 @@ class ModelProfile:
         if self.config.get("model_type") in RECURRENT:
             return f"the state of a '{self.config['model_type']}'"
         return None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a checkpoint's language model, with what encloses it.
+
+    Raises:
+        ModelLoadError: It cannot be read.
+    """
+    config = read_json(folder / "config.json")
+    text_config = config.get("text_config")
+    return {**config, **text_config} if isinstance(text_config, dict) else config
 
 
 def _special(tokenizer: Any, name: str) -> tuple[int, str] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from engines import bundled
 from engines.checkpoints import (
@@ -16,10 +17,11 @@ from engines.checkpoints import (
     parse_reference,
 )
 from engines.child import child_lines, own_module
+from engines.config import EngineConfig
 from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
 from engines.gguf_files import header_config
 from engines.pairs.compatibility import PairReport, check_pair
-from engines.pairs.profile import ModelProfile, TokenizerProfile
+from engines.pairs.profile import ModelProfile, TokenizerProfile, read_config
 from engines.small_files import (
     MAX_TOKENIZER_BYTES,
     SMALL_PATTERNS,
@@ -30,6 +32,22 @@ from engines.small_files import (
 from engines.store import EngineStore
 
 NUM_KEPT = 16  # profiles; one of a large vocabulary takes some 50 MB
+
+
+def built_configs(
+    config: EngineConfig, store: EngineStore
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
+    """Return the configurations of a pair that is built; None where it is not.
+
+    Raises:
+        EngineError: One cannot be read.
+    """
+    references = [parse_reference(name) for name in (config.target, config.draft) if name]
+    try:
+        found = [read_config(built_path(reference, store)) for reference in references]
+    except ModelNotBuiltError:
+        return None
+    return found[0], found[1] if len(found) > 1 else None
 
 
 def check_references(

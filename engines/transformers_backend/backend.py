@@ -13,6 +13,8 @@ from engines.checkpoints import Reference, parse_reference
 from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.packages import WITH_TORCH, missing_packages, version_of
+from engines.pairs.memory import MemoryNeed
+from engines.pairs.reading import built_configs
 from engines.store import EngineStore
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
@@ -53,6 +55,13 @@ class TransformersBackend(Backend):
         from engines.transformers_backend.engine import TransformersEngine
 
         return TransformersEngine(config, self._store)
+
+    def memory_need(self, config: EngineConfig) -> MemoryNeed | None:
+        _require_packages()
+        from engines.transformers_backend.memory import memory_need
+
+        configs = built_configs(config, self._store)
+        return None if configs is None else memory_need(config, *configs)
 
     def _check(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:
         from engines.transformers_backend.checkpoint_check import check_checkpoints

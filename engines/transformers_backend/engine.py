@@ -30,8 +30,13 @@ from engines.transformers_backend.captured import (
     why_not_captured,
 )
 from engines.transformers_backend.captured_round import CapturedRound, CapturedRounds, RoundShape
-from engines.transformers_backend.cpu_linear import has_wide_onednn
-from engines.transformers_backend.device import device_name, device_of
+from engines.transformers_backend.device import (
+    device_name,
+    device_of,
+    draft_dtype_of,
+    dtype_name,
+    dtype_of,
+)
 from engines.transformers_backend.model import (
     TransformersModel,
     context_length,
@@ -69,8 +74,8 @@ class TransformersEngine(LoopEngine):
         """
         transformers.utils.logging.disable_progress_bar()
         device = device_of(config.device)
-        dtype = _dtype(config.dtype, device)
-        draft_dtype = _draft_dtype(config.dtype, device)
+        dtype = dtype_of(config.dtype, device)
+        draft_dtype = draft_dtype_of(config.dtype, device)
         target = parse_reference(config.target)
         draft = parse_reference(config.draft) if config.draft is not None else None
         target_path = built_path(target, store)
@@ -106,10 +111,10 @@ class TransformersEngine(LoopEngine):
             backend="transformers",
             target=target.described,
             draft=None if draft is None else draft.described,
-            dtype=_dtype_name(dtype),
+            dtype=dtype_name(dtype),
             device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
-            draft_dtype=None if draft is None else _dtype_name(draft_dtype),
+            draft_dtype=None if draft is None else dtype_name(draft_dtype),
             notes=(*_notes(dtype), *settings_notes(target_path), *warnings),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
@@ -231,30 +236,10 @@ class TransformersEngine(LoopEngine):
         yield f"captured rounds of {shape.num_draft_tokens} draft token(s) in {seconds:.1f} s"
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _draft_dtype(name: str, device: torch.device) -> torch.dtype:
-    # A draft decides nothing, so by itself it takes the quicker one. Without AVX-512 a CPU reads
-    # a prompt several times as slowly in bfloat16.
-    if name == "auto" and device.type == "cpu" and has_wide_onednn():
-        return torch.bfloat16
-    return _dtype(name, device)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _notes(dtype: torch.dtype) -> tuple[str, ...]:
     if dtype == torch.float32:
         return ()
     return (
-        f"in {_dtype_name(dtype)} a pass over several tokens rounds differently from passes over "
+        f"in {dtype_name(dtype)} a pass over several tokens rounds differently from passes over "
         "one, so greedy outputs may part where two tokens are nearly tied",
     )

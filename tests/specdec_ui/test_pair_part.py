@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from engines import PairReport, RuleResult
@@ -27,7 +29,7 @@ def pair(tmp_path: Path) -> tuple[str, str]:
 
 
 def shown(*args: str, may_fetch: bool = False) -> str:
-    *_, last = on_check(*args, may_fetch=may_fetch)
+    *_, last = on_check("auto", *args, may_fetch=may_fetch)
     return last
 
 
@@ -52,6 +54,22 @@ def test_every_rule_has_a_name_for_people(pair: tuple[str, str]):
     text = shown(pair[0], "model", pair[1])
     assert "✓ The draft fits the target." in text
     assert all(name in text for name in RULE_NAMES.values())
+    assert "<p class='sd-note'>The pair takes about " in text
+
+
+def test_a_pair_that_does_not_fit_into_memory_is_marked(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
+    text = shown(pair[0], "model", pair[1])
+    assert "<p class='sd-note sd-unusable'>The pair takes about " in text
+    assert "1 MB are free" in text
+
+
+def test_a_target_alone_takes_memory_too(pair: tuple[str, str]):
+    assert "The pair takes about 46 MB of memory (target 45 MB, KV caches" in (
+        shown(pair[0], "prompt_lookup", "")
+    )
 
 
 def test_a_pair_that_does_not_fit_is_said_with_both_texts(pair: tuple[str, str], tmp_path: Path):
@@ -79,6 +97,6 @@ def test_where_nothing_can_be_compared_a_sentence_says_why(
 
 
 def test_a_model_elsewhere_is_fetched_only_where_the_user_asks():
-    *earlier, last = on_check("org/far", "model", "org/farther")
+    *earlier, last = on_check("auto", "org/far", "model", "org/farther")
     assert "fetching the small files of org/far" in earlier[0]
     assert "cannot be fetched" in last  # there is no network in tests
