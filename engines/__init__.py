@@ -62,6 +62,7 @@ from engines.slot import EngineSlot
 from engines.stats import FirstDifference, GenerationStats, Spread, stats_of, typical
 from engines.store import EngineStore, StoreEntry
 from engines.tensorrt_llm_backend.commands import Snippet, take_away
+from engines.terminal import bytes_text
 
 __all__ = [
     "AUTO",
@@ -122,6 +123,7 @@ __all__ = [
     "TopEntry",
     "Totals",
     "WarmUp",
+    "bytes_text",
     "check_prompt",
     "check_references",
     "comparison_of",

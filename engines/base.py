@@ -27,8 +27,9 @@ class BuildProgress:
     num_stages: int
     name: str
     elapsed_s: float
-    fraction: float | None = None  # of this stage, 0-1; None where it is not known
     message: str | None = None  # a log line
+    done_bytes: int | None = None  # of a download
+    total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

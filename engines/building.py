@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from engines.base import BuildProgress
-from engines.child import child_lines
+from engines.child import PROGRESS_PREFIX, child_lines
 from engines.errors import EngineBuildError, translate_errors
 from engines.store import STORE_VARIABLE, EngineStore
 
@@ -34,9 +34,13 @@ def run_stages(stages: Sequence[Stage]) -> Generator[BuildProgress, None, None]:
         yield BuildProgress(number, len(stages), stage.name, perf_counter() - started)
         with closing(stage.run()) as messages:
             for message in messages:
-                yield BuildProgress(
-                    number, len(stages), stage.name, perf_counter() - started, message=message
-                )
+                elapsed_s = perf_counter() - started
+                progress = BuildProgress(number, len(stages), stage.name, elapsed_s)
+                if message is not None and message.startswith(PROGRESS_PREFIX):
+                    done, total = map(int, message.removeprefix(PROGRESS_PREFIX).split())
+                    yield replace(progress, done_bytes=done, total_bytes=total)
+                else:
+                    yield replace(progress, message=message)
 
 
 def build_into_store(

@@ -27,6 +27,7 @@ END_TIMEOUT_S = 10.0  # until what was killed has let go of its memory, a GPU's 
 END_INTERVAL_S = 0.01
 MARK = "SPECDEC_CHILD"  # a variable of a child and of all that it starts
 ERROR_PREFIX = "error: "  # how a child of ours says in one sentence why it failed
+PROGRESS_PREFIX = "progress: "  # and how far a download of one is: bytes done, bytes in all
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 

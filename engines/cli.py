@@ -59,7 +59,14 @@ from engines.slot import EngineSlot
 from engines.stats import typical
 from engines.store import EngineStore
 from engines.tensorrt_llm_backend.commands import take_away
-from engines.terminal import distill_text, printable, report_lines, stats_lines, step_text
+from engines.terminal import (
+    bytes_text,
+    distill_text,
+    printable,
+    report_lines,
+    stats_lines,
+    step_text,
+)
 
 Value = TypeVar("Value")
 REPORT_INTERVAL_S = 5.0  # of a distillation's reports that carry no message
@@ -362,6 +369,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self._shown: tuple[int, str] | None = None
+        self._told: tuple[tuple[int, str], int] | None = None  # of a stage: tenths of its download
 
     def __call__(self, progress: BuildProgress) -> None:
         stage = (progress.stage, progress.name)
@@ -370,6 +378,11 @@ class _Progress:
             _say(f"[{progress.stage}/{progress.num_stages}] {progress.name}")
         if progress.message:
             _say(f"  {progress.message}")
+        if progress.total_bytes:
+            tenth = (progress.done_bytes or 0) * 10 // progress.total_bytes
+            if (stage, tenth) != self._told:
+                self._told = (stage, tenth)
+                _say(f"  {bytes_text(progress)}")
 
 
 def _prompt(args: argparse.Namespace) -> str:

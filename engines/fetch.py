@@ -9,12 +9,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
-from engines.child import ERROR_PREFIX
+from engines.child import ERROR_PREFIX, PROGRESS_PREFIX
+from engines.environment import free_disk_bytes
 from engines.small_files import PATTERNS, SMALL_PATTERNS
 
 CONNECT_TIMEOUT_S = 10
+REPORT_INTERVAL_S = 0.5
 
 
 def main() -> int:
@@ -31,6 +37,7 @@ def main() -> int:
     import httpx2
     from huggingface_hub import constants, get_session, hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
+        DryRunError,
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
@@ -43,14 +50,29 @@ def main() -> int:
         get_session().head(constants.ENDPOINT, timeout=CONNECT_TIMEOUT_S)
     except (httpx2.HTTPError, OSError) as exc:
         return _fail(f"{constants.ENDPOINT} cannot be reached ({exc})")
+
+    def wanted(patterns: Sequence[str]) -> dict[str, Any]:
+        return {
+            "repo_id": args.repo,
+            "revision": args.revision,
+            "allow_patterns": list(patterns),
+        }
+
     try:
         if args.file:
             path = hf_hub_download(args.repo, args.file, revision=args.revision)
         else:
+            try:
+                planned = snapshot_download(**wanted(PATTERNS), dry_run=True)
+            except DryRunError:  # the download itself says why it cannot be
+                planned = []
+            num_bytes = sum(file.file_size for file in planned if file.will_download)
+            if num_bytes and not args.small:
+                _say(f"{args.repo}: {num_bytes / 1e6:,.0f} MB to download")
+            if not args.small and (reason := _why_no_room(num_bytes, constants.HF_HUB_CACHE)):
+                return _fail(f"'{args.repo}' {reason}")
             patterns = SMALL_PATTERNS if args.small else PATTERNS
-            path = snapshot_download(
-                args.repo, revision=args.revision, allow_patterns=list(patterns)
-            )
+            path = snapshot_download(**wanted(patterns), tqdm_class=_reporting(num_bytes))
     except GatedRepoError:
         return _fail(
             f"'{args.repo}' is gated: accept its licence there, then log in with 'hf auth login'"
@@ -73,12 +95,53 @@ def main() -> int:
         )
     if args.link:
         os.symlink(os.path.realpath(path), args.link)
-    sys.stdout.write(f"fetched {path}\n")
+    _say(f"fetched {path}")
     return 0
 
 
+def _reporting(total_bytes: int) -> type[Any]:
+    """Return what the Hub's client takes for a progress bar: it prints bytes, now and then."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Reporting(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # Of its bars one counts the bytes that are written; the others count files, or again.
+            is_of_bytes = options.get("unit") == "B" and "econstruct" in str(options.get("desc"))
+            self._counts = is_of_bytes and total_bytes > 0
+            self._done_bytes = 0
+            self._told_at = -inf
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if not self._counts:
+                return
+            self._done_bytes += int(n or 0)
+            is_whole = self._done_bytes >= total_bytes
+            if is_whole or monotonic() - self._told_at >= REPORT_INTERVAL_S:
+                self._told_at = monotonic()
+                _say(f"{PROGRESS_PREFIX}{min(self._done_bytes, total_bytes)} {total_bytes}")
+
+    return Reporting
+
+
+def _why_no_room(num_bytes: int, cache: str) -> str | None:
+    """Return why a download does not fit on the disk; None where it does."""
+    free = free_disk_bytes(Path(cache))
+    if num_bytes <= free:
+        return None
+    return (
+        f"takes {num_bytes / 1e6:,.0f} MB in {cache}, where {free / 1e6:,.0f} MB are free: make "
+        "room, or set HF_HOME to a folder on another disk"
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def _fail(sentence: str) -> int:
-    sys.stdout.write(f"{ERROR_PREFIX}{sentence}\n")
+    _say(f"{ERROR_PREFIX}{sentence}")
     return 1
 
 

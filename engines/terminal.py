@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engines.base import BuildProgress
 from engines.distill.spec import DistillProgress
 from engines.events import DROPPED_ORIGINS, Step, Token, TokenOrigin
 from engines.pairs.compatibility import OUTCOMES, PairReport
@@ -92,6 +93,12 @@ def distill_text(report: DistillProgress) -> str:
     if report.remaining_s:
         parts.append(f"about {report.remaining_s / 60:.1f} minutes left")
     return ", ".join(parts)
+
+
+def bytes_text(progress: BuildProgress) -> str:
+    """Return how far a download is."""
+    done, total = progress.done_bytes or 0, progress.total_bytes or 0
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
 
 
 def report_lines(report: PairReport) -> list[str]:

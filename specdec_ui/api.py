@@ -174,6 +174,8 @@ def _progress(item: BuildProgress | RunState) -> dict[str, Any]:
             "num_stages": item.num_stages,
             "name": item.name,
             "message": item.message,
+            "done_bytes": item.done_bytes,
+            "total_bytes": item.total_bytes,
             "elapsed_s": item.elapsed_s,
         }
     text = item.lanes[item.current].stats.text if item.current else ""

@@ -18,6 +18,7 @@ from engines import (
     WAITING,
     EngineError,
     RunRecord,
+    bytes_text,
     distill,
     take_away,
     write_recording,
@@ -124,6 +125,8 @@ def progress_text(log: BuildLog) -> str:
     said = f": {log.said}" if log.said else ""
     if progress.name == LOADING:
         return "Loading the models …" + (f" {elapsed}{said}" if progress.elapsed_s >= 1 else said)
+    if progress.total_bytes:
+        said = f": {bytes_text(progress)}"
     stage = f"stage {progress.stage} of {progress.num_stages}"
     return f"Building, once: {progress.name} ({stage}), {elapsed}{said}"
 

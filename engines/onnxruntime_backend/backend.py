@@ -16,7 +16,7 @@ from engines.environment import usable_cpus
 from engines.errors import BackendUnavailableError, UnsupportedModelError
 from engines.packages import BASE, missing_packages, version_of
 from engines.pairs.memory import MemoryNeed
-from engines.pairs.reading import built_configs
+from engines.pairs.reading import known_configs
 from engines.store import EngineStore
 
 NAME = "onnxruntime"
@@ -73,7 +73,7 @@ class OnnxRuntimeBackend(Backend):
     def memory_need(self, config: EngineConfig) -> MemoryNeed | None:
         from engines.onnxruntime_backend.memory import memory_need
 
-        configs = built_configs(config, self._store)
+        configs = known_configs(config, self._store)
         return None if configs is None else memory_need(*configs)
 
     def _read(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:

@@ -16,7 +16,7 @@ from engines.checkpoints import (
     needed_references,
     parse_reference,
 )
-from engines.child import child_lines, own_module
+from engines.child import PROGRESS_PREFIX, child_lines, own_module
 from engines.config import EngineConfig
 from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
 from engines.gguf_files import header_config
@@ -34,20 +34,33 @@ from engines.store import EngineStore
 NUM_KEPT = 16  # profiles; one of a large vocabulary takes some 50 MB
 
 
-def built_configs(
+def known_configs(
     config: EngineConfig, store: EngineStore
 ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None] | None:
-    """Return the configurations of a pair that is built; None where it is not.
+    """Return the configurations of a pair, built or not; None where one is not on this machine.
 
     Raises:
         EngineError: One cannot be read.
     """
     references = [parse_reference(name) for name in (config.target, config.draft) if name]
-    try:
-        found = [read_config(built_path(reference, store)) for reference in references]
-    except ModelNotBuiltError:
+    folders = [_config_folder(reference, store) for reference in references]
+    found = [read_config(folder) for folder in folders if folder is not None]
+    if len(found) < len(folders):
         return None
     return found[0], found[1] if len(found) > 1 else None
+
+
+def _config_folder(reference: Reference, store: EngineStore) -> Path | None:
+    match reference.source:
+        case "folder" | "packed":
+            return reference.path
+        case "hub":
+            return hub_folder(reference, SMALL_PATTERNS)
+        case "bundled" | "gguf":
+            try:
+                return built_path(reference, store)
+            except ModelNotBuiltError:
+                return None
 
 
 def check_references(
@@ -124,10 +137,11 @@ def fetch_small(reference: Reference) -> Generator[str | None, None, None]:
         EngineBuildError: They cannot be had.
     """
     revision = ["--revision", reference.revision] if reference.revision else []
-    yield from child_lines(
+    for line in child_lines(
         own_module("engines.fetch", str(reference.repo), "--small", *revision),
         action=f"'{reference.text}' cannot be fetched",
-    )
+    ):
+        yield None if line is None or line.startswith(PROGRESS_PREFIX) else line
 
 
 def _of_folder(folder: Path, name: str) -> ModelProfile:

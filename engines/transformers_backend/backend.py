@@ -14,7 +14,7 @@ from engines.config import EngineConfig
 from engines.errors import BackendUnavailableError
 from engines.packages import WITH_TORCH, missing_packages, version_of
 from engines.pairs.memory import MemoryNeed
-from engines.pairs.reading import built_configs
+from engines.pairs.reading import known_configs
 from engines.store import EngineStore
 
 PACKAGES = ("torch", "transformers", "accelerate", "gguf", "safetensors")
@@ -60,7 +60,7 @@ class TransformersBackend(Backend):
         _require_packages()
         from engines.transformers_backend.memory import memory_need
 
-        configs = built_configs(config, self._store)
+        configs = known_configs(config, self._store)
         return None if configs is None else memory_need(config, *configs)
 
     def _check(self, references: Sequence[Reference]) -> Generator[str | None, None, None]:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from engines.base import BuildProgress
 from engines.benchmark import RunEvent, RunRecord
 from engines.child import PROJECT_ROOT
-from engines.cli import main
+from engines.cli import _Progress, main
 from engines.distill import DistillProgress, DistillSpec
 from engines.events import Finish, Prefill, Step, Token
 from engines.recording import read_recording, write_recording
@@ -561,6 +562,15 @@ def test_stopping_a_run_keeps_what_there_is_of_it(tiny_target: Path, tmp_path: P
     assert err == f"stopped\nrecorded to {path}\n"
     assert stats[-1].finish_reason == "cancelled"
     assert f"speculative: {stats[-1].num_output_tokens} tokens in" in out
+
+
+def test_a_download_is_told_at_every_tenth(capsys: pytest.CaptureFixture[str]):
+    show = _Progress()
+    for done in range(0, 101, 5):
+        show(BuildProgress(1, 2, "fetch org/x", 0.0, done_bytes=done * 10**6, total_bytes=10**8))
+    told = capsys.readouterr().err.splitlines()
+    assert told[:3] == ["[1/2] fetch org/x", "  0 of 100 MB", "  10 of 100 MB"]
+    assert len(told) == 1 + 11
 
 
 def test_a_pair_is_checked_rule_by_rule(cli: Cli, tiny_target: Path, tiny_draft: Path):

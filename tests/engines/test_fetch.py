@@ -187,8 +187,9 @@ def test_a_hub_model_is_downloaded_and_generates(hub: Hub, store: EngineStore):
         events = engine.generate(GenerationRequest(prompt, "prompt_lookup", 2, max_new_tokens=8))
         assert stats_of(events).num_output_tokens == 8
         assert engine.info.target == "org/tiny"
-    assert messages[0].startswith("fetched ")
-    assert messages[1] == "org/tiny: llama, 21 tensors"
+    assert messages[0] == "org/tiny: 25 MB to download"
+    assert messages[1].startswith("fetched ")
+    assert messages[2] == "org/tiny: llama, 21 tensors"
 
 
 def test_other_formats_of_the_same_weights_stay_where_they_are(hub: Hub, store: EngineStore):
@@ -198,11 +199,37 @@ def test_other_formats_of_the_same_weights_stay_where_they_are(hub: Hub, store: 
     assert "pytorch_model.bin" not in hub.served
 
 
+def test_a_download_is_told_in_bytes(hub: Hub, store: EngineStore):
+    steps = list(TransformersBackend(store).build(EngineConfig(target="org/tiny")))
+    told = [(step.done_bytes, step.total_bytes) for step in steps if step.total_bytes]
+    total = sum(len(content) for name, content in hub.files.items() if name != "pytorch_model.bin")
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+    assert {step.name for step in steps if step.total_bytes} == {"fetch org/tiny"}
+
+
+def test_a_download_that_the_disk_cannot_hold_is_refused_before_it_begins(
+    hub: Hub, store: EngineStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    # The child's own look at the disk: a module of that name comes first on its path.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import shutil\n"
+        "from types import SimpleNamespace\n"
+        "shutil.disk_usage = lambda path: SimpleNamespace(total=9, used=9, free=10**6)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineBuildError, match=r"takes 25 MB in .*, where 1 MB are free"):
+        build("org/tiny", store)
+    assert LONG_FILE not in hub.served
+
+
 def test_a_pair_is_checked_without_its_weights(hub: Hub, store: EngineStore):
     report = finished(check_references("org/tiny", "org/tiny@main", store))
     assert report.outcome == "warning"  # as large as its target
     assert "tokenizer.json" in hub.served
     assert WEIGHTS not in hub.served
+    need = TransformersBackend(store).memory_need(EngineConfig(target="org/tiny"))
+    assert need is not None  # by its configuration, before anything large is downloaded
     with pytest.raises(ModelNotBuiltError, match="is not downloaded yet"):
         built_path(parse_reference("org/tiny"), store)
     build("org/tiny", store)

@@ -488,6 +488,16 @@ def test_a_library_that_says_much_is_shown_a_few_times_a_second_and_whole_in_the
     assert log.lines == lines
 
 
+def test_a_download_is_shown_in_bytes():
+    log = BuildLog()
+    log.apply(BuildProgress(1, 3, "fetch org/x", 2.0, message="org/x: 98 MB to download"))
+    log.apply(
+        BuildProgress(1, 3, "fetch org/x", 9.0, done_bytes=12 * 10**6, total_bytes=98 * 10**6)
+    )
+    assert progress_text(log) == "Building, once: fetch org/x (stage 1 of 3), 9 s: 12 of 98 MB"
+    assert log.lines == ["org/x: 98 MB to download"]
+
+
 def test_the_time_goes_on_while_a_stage_is_silent(clock):
     log = BuildLog()
     texts = []
