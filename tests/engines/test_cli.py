@@ -575,8 +575,9 @@ def test_a_download_is_told_at_every_tenth(capsys: pytest.CaptureFixture[str]):
 
 def test_a_pair_is_checked_rule_by_rule(cli: Cli, tiny_target: Path, tiny_draft: Path):
     code, out, _ = cli("check", "--target", tiny_target, "--draft", tiny_draft)
-    first, *rules = out.splitlines()
+    first, *rules, memory = out.splitlines()
     assert code == 0
+    assert memory.startswith("memory: about ")
     assert first == "tiny-draft for tiny-target: compatible"
     assert "ok       token_texts: all 258 ids mean the same text on both sides" in rules
     assert len(rules) == 9
