@@ -56,6 +56,7 @@ class EngineInfo:
     notes: tuple[str, ...] = ()  # what a reader of its figures must know
     settings: dict[str, Any] = field(default_factory=dict)  # of this back end alone
     versions: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)  # of models from the Hub, by their role
 
 
 class Engine(ABC):

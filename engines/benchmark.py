@@ -243,6 +243,7 @@ def settings_of(
         "device": info.device,
         "context_length": info.context_length,
         "versions": info.versions,
+        "commits": info.commits,
         **info.settings,
         "notes": list(info.notes),
     }

@@ -158,6 +158,16 @@ def stored_key(reference: Reference) -> str:
     return engine_key(reference.name, gguf_identity(sha256))
 
 
+def commits_of(models: Mapping[str, tuple[Reference, Path]]) -> dict[str, str]:
+    """Return which commit of its repository each model from the Hub is, by its role.
+
+    Args:
+        models: By role: the reference, and the folder that it is loaded from.
+    """
+    # The Hub's cache names the folder of a snapshot by its commit.
+    return {role: path.name for role, (model, path) in models.items() if model.source == "hub"}
+
+
 def checkpoint_identity(reference: Reference, checkpoint: Path) -> str:
     """Return what tells two states of a checkpoint apart, without reading its weights."""
     if reference.source == "hub":

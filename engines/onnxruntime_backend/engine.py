@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnxruntime
 
 from engines.base import EngineInfo
-from engines.checkpoints import built_path, parse_reference
+from engines.checkpoints import built_path, commits_of, parse_reference
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig
 from engines.loop_engine import LoopEngine, settings_notes
 from engines.onnxruntime_backend.cpu import has_integer_products
@@ -52,6 +52,9 @@ class OnnxEngine(LoopEngine):
         draft = parse_reference(config.draft) if config.draft is not None else None
         target_path = built_path(target, store)
         draft_path = built_path(draft, store) if draft is not None else None
+        loaded = {"target": (target, target_path)}
+        if draft is not None and draft_path is not None:
+            loaded["draft"] = (draft, draft_path)
 
         # Small files first: a pair that does not fit is refused before any weights are read.
         self._target_shape = LlamaShape.load(target_path, name=target.name)
@@ -97,6 +100,7 @@ class OnnxEngine(LoopEngine):
             draft_dtype=None if draft is None else "int4" if is_narrow else "float32",
             notes=notes,
             versions={"onnxruntime": onnxruntime.__version__},
+            commits=commits_of(loaded),
         )
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
         super().__init__(

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from engines.base import EngineInfo
+from engines.checkpoints import commits_of
 from engines.config import DraftKind
 from engines.environment import gigabytes
 from engines.errors import IncompatibleModelsError, ModelLoadError, ModelNotBuiltError
@@ -256,5 +257,8 @@ def _info(setup: Setup, dtypes: Mapping[Role, str], notes: Sequence[str]) -> Eng
             REUSE_NOTE,
         ),
         settings={name: getattr(options, name) for name in RECORDED} | {"flow": setup.flow},
+        commits=commits_of(
+            {role: (model, setup.checkpoint(role)) for role, model in setup.references.items()}
+        ),
         versions={name: version for name, version in versions.items() if version},
     )

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from engines.base import EngineInfo
-from engines.checkpoints import built_path, parse_reference
+from engines.checkpoints import built_path, commits_of, parse_reference
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig, GenerationRequest
 from engines.drafting import CachedModel, ModelProposer, Proposer
 from engines.errors import EngineError, GenerationError
@@ -80,6 +80,9 @@ class TransformersEngine(LoopEngine):
         draft = parse_reference(config.draft) if config.draft is not None else None
         target_path = built_path(target, store)
         draft_path = built_path(draft, store) if draft is not None else None
+        loaded = {"target": (target, target_path)}
+        if draft is not None and draft_path is not None:
+            loaded["draft"] = (draft, draft_path)
 
         # Tokenizers first: a pair that does not fit is refused before any weights are read.
         text = Text.load(target_path, name=target.name)
@@ -116,6 +119,7 @@ class TransformersEngine(LoopEngine):
             context_length=min(context_length(model.config) for model in models),
             draft_dtype=None if draft is None else dtype_name(draft_dtype),
             notes=(*_notes(dtype), *settings_notes(target_path), *warnings),
+            commits=commits_of(loaded),
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft

@@ -453,6 +453,7 @@ def test_settings_name_everything_a_run_depends_on():
         "draft_dtype": "bfloat16",
         "device": "a CPU",
         "context_length": 512,
+        "commits": {},
         "versions": {"scripted": "1.0"},
         "notes": ["a note"],
     }

@@ -187,6 +187,7 @@ def test_a_hub_model_is_downloaded_and_generates(hub: Hub, store: EngineStore):
         events = engine.generate(GenerationRequest(prompt, "prompt_lookup", 2, max_new_tokens=8))
         assert stats_of(events).num_output_tokens == 8
         assert engine.info.target == "org/tiny"
+        assert engine.info.commits == {"target": COMMIT}
     assert messages[0] == "org/tiny: 25 MB to download"
     assert messages[1].startswith("fetched ")
     assert messages[2] == "org/tiny: llama, 21 tensors"
