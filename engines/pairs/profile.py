@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from engines.errors import translate_errors
 from engines.pairs.sizes import num_params
 from engines.small_files import read_json
 
@@ -58,19 +60,19 @@ class TokenizerProfile:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         bare = tokenizer(PROBE, add_special_tokens=False).input_ids
         framed = tokenizer(PROBE).input_ids
+        template = tokenizer.chat_template
+        if isinstance(template, dict):  # several, by name
+            template = json.dumps(template, sort_keys=True)
+        unused = {id_ for id_, text in texts.items() if UNUSED.fullmatch(text)}
         return cls(
             texts=texts,
-            free_ids=frozenset(
-                special | {id_ for id_, text in texts.items() if UNUSED.fullmatch(text)}
-            ),
+            free_ids=frozenset(special | unused),
             special={name: _special(tokenizer, name) for name in SPECIAL_TOKENS},
             kind=type(tokenizer if backend is None else backend.model).__name__,
             normalizer=_written(getattr(backend, "normalizer", None)),
             pre_tokenizer=_written(getattr(backend, "pre_tokenizer", None)),
             framed_ids=tuple(framed) if framed != bare else (),
-            chat_template=tokenizer.chat_template
-            if isinstance(tokenizer.chat_template, str)
-            else None,
+            chat_template=template,
         )
 
 
@@ -90,11 +92,15 @@ class ModelProfile:
         Raises:
             ModelLoadError: Its configuration cannot be read.
         """
+        from engines.tokenizer import LOAD_ERRORS
+
         config = read_config(folder)
+        with translate_errors(f"the tokenizer of '{name}' cannot be used", LOAD_ERRORS):
+            tokenizer_profile = TokenizerProfile.of(tokenizer)
         return cls(
             name,
             config,
-            TokenizerProfile.of(tokenizer),
+            tokenizer_profile,
             is_decoder=not config.get("is_encoder_decoder", False),
         )
 

@@ -184,9 +184,11 @@ def test_fr09_another_beginning_is_a_warning_with_the_ids_of_both():
         ("a", None, "warning", "the draft has no chat template"),
         (None, "a", "warning", "the target has no chat template"),
         (None, None, "warning", "the target has no chat template"),
+        ({"default": "a", "tools": "b"}, {"default": "a", "tools": "b"}, "ok", "is the same"),
+        ({"default": "a"}, "a", "warning", "the draft has another chat template"),
     ],
 )
-def test_chat_templates(target: str | None, draft: str | None, outcome: str, text: str):
+def test_chat_templates(target: Any, draft: Any, outcome: str, text: str):
     said = result(report(bpe(chat_template=target), bpe(chat_template=draft)), "chat_templates")
     assert said.outcome == outcome
     assert text in said.text

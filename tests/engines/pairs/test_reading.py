@@ -12,7 +12,7 @@ from engines import bundled
 from engines.errors import ModelLoadError, ModelNotBuiltError
 from engines.generators import finished
 from engines.pairs.compatibility import PairReport
-from engines.pairs.profile import ModelProfile
+from engines.pairs.profile import ModelProfile, TokenizerProfile
 from engines.pairs.reading import check_references
 from engines.store import EngineStore
 from tests.engines.pairs.tokenizers_of_kinds import WORDS, bpe, write_model
@@ -52,6 +52,17 @@ def test_fr07_a_file_that_changed_is_read_again(
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if it had not
 
     assert check(*pair, store).outcome == "refused"
+
+
+def test_a_tokenizer_that_cannot_be_used_is_a_sentence(
+    pair: tuple[Path, Path], store: EngineStore, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(tokenizer: object) -> None:
+        raise ValueError("it says nothing")
+
+    monkeypatch.setattr(TokenizerProfile, "of", fail)
+    with pytest.raises(ModelLoadError, match="the tokenizer of 'target' cannot be used: it says"):
+        check(*pair, store)
 
 
 def test_a_model_that_is_not_there_is_told(pair: tuple[Path, Path], store: EngineStore):

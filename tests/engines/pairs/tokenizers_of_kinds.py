@@ -54,7 +54,7 @@ def fast(
     splits: bool = False,
     added: Sequence[str] = (),
     special: Mapping[str, str] | None = None,
-    chat_template: str | None = "{{ messages }}",
+    chat_template: Any = "{{ messages }}",
 ) -> PreTrainedTokenizerFast:
     if adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
