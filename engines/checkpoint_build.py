@@ -58,18 +58,27 @@ def _stages_of(reference: Reference, store: EngineStore, cleanup: ExitStack) -> 
             return GgufBuild(reference, store, cleanup).stages()
 
 
+def hub_lines(reference: Reference, *options: str) -> Generator[str | None, None, None]:
+    """Download a Hub model, or what options of `engines.fetch` leave of it, yielding its lines.
+
+    Raises:
+        EngineBuildError: It cannot be had.
+    """
+    revision = ["--revision", reference.revision] if reference.revision else []
+    yield from child_lines(
+        own_module("engines.fetch", str(reference.repo), *revision, *options),
+        action=f"'{reference.text}' cannot be fetched",
+    )
+
+
 def fetch_from_hub(reference: Reference, store: EngineStore) -> Generator[str | None, None, None]:
     """Download what is missing of a Hub model, yielding log lines.
 
     Raises:
         EngineBuildError: It cannot be had, and there is no earlier copy either.
     """
-    revision = ["--revision", reference.revision] if reference.revision else []
     try:
-        yield from child_lines(
-            own_module("engines.fetch", str(reference.repo), *revision),
-            action=f"'{reference.text}' cannot be fetched",
-        )
+        yield from hub_lines(reference)
     except EngineBuildError as exc:
         try:
             path = built_path(reference, store)

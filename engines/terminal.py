@@ -111,6 +111,5 @@ def report_lines(report: PairReport) -> list[str]:
     lines = [f"{report.draft} for {report.target}: {heading[report.outcome]}"]
     for outcome in reversed(OUTCOMES):
         for result in report.of(outcome):
-            remedy = f"; {result.remedy}" if result.remedy else ""
-            lines.append(f"{outcome:8} {result.rule}: {result.text}{remedy}")
+            lines.append(f"{outcome:8} {result.rule}: {result.advice}")
     return [printable(line) for line in lines]

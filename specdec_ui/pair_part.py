@@ -97,10 +97,7 @@ def note_html(text: str) -> str:
 def report_html(report: PairReport) -> str:
     """Return what was found: the verdict, what speaks against the pair, and every rule."""
     against = "".join(
-        f"<p>{_sentence(result)}</p>"
-        for outcome in ("refused", "warning")
-        for result in report.results
-        if result.outcome == outcome
+        f"<p>{_sentence(result)}</p>" for result in (*report.of("refused"), *report.of("warning"))
     )
     rules = "".join(
         f"<li class='sd-{result.outcome}'><b>{escape(RULE_NAMES[result.rule])}</b>: "
@@ -116,5 +113,4 @@ def report_html(report: PairReport) -> str:
 
 
 def _sentence(result: RuleResult) -> str:
-    text = f"{result.text}; {result.remedy}" if result.remedy else result.text
-    return f"{escape(text[:1].upper() + text[1:])}."
+    return f"{escape(result.advice[:1].upper() + result.advice[1:])}."

@@ -13,11 +13,17 @@ from statistics import median
 
 from engines.bench.runs import PROMPTS, Timed, timed_runs
 from engines.bench.timing import Figure, Ratio, alternate, report
-from engines.config import BUNDLED, BUNDLED_DRAFT, DTypeName, EngineConfig, GenerationRequest
+from engines.config import (
+    BUNDLED,
+    BUNDLED_DRAFT,
+    DraftKind,
+    DTypeName,
+    EngineConfig,
+    GenerationRequest,
+)
 from engines.errors import EngineError
 from engines.slot import EngineSlot
 from engines.store import EngineStore
-from engines.transformers_backend.backend import TransformersBackend
 from engines.transformers_backend.engine import TransformersEngine
 
 NUMS_DRAFT_TOKENS = range(1, 9)
@@ -32,10 +38,8 @@ def measure(
     prompts = [engine.encode(prompt, chat_template=True) for prompt in PROMPTS]
 
     def requests(number: int) -> list[GenerationRequest]:
-        plain = [GenerationRequest(ids, max_new_tokens=max_new_tokens) for ids in prompts]
-        if number == 0:
-            return plain
-        return [GenerationRequest(ids, "model", number, max_new_tokens) for ids in prompts]
+        kind: DraftKind = "model" if number else "none"
+        return [GenerationRequest(ids, kind, number, max_new_tokens) for ids in prompts]
 
     def run(number: int) -> Timed:
         return timed_runs(engine, requests(number))
@@ -82,7 +86,7 @@ def main(args: Sequence[str]) -> int:
             config = EngineConfig(
                 "transformers", BUNDLED, BUNDLED_DRAFT, dtype=dtype, device="cuda"
             )
-            for _ in EngineSlot(lambda name: TransformersBackend()).build(config):
+            for _ in EngineSlot().build(config):
                 pass
             with TransformersEngine(config, EngineStore()) as engine:
                 runs = measure(engine, given.max_new_tokens, given.repeats)

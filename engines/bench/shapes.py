@@ -19,7 +19,7 @@ import torch
 from engines.bench.random_models import FP8, SHAPES, random_model, read_bytes, shape_name
 from engines.bench.timing import Figure, Ratio, alternate, report
 from engines.config import MAX_NUM_DRAFT_TOKENS, DraftKind, GenerationRequest
-from engines.drafting import ModelProposer, NoProposer, Proposer
+from engines.drafting import ModelProposer, NoProposer
 from engines.errors import EngineError, GenerationError, translate_errors
 from engines.events import Step
 from engines.generation import Vocabulary, generate_events
@@ -38,7 +38,13 @@ from engines.transformers_backend.captured_round import (
     CapturedRounds,
     RoundShape,
 )
-from engines.transformers_backend.device import device_name, device_of, mark, seconds_between
+from engines.transformers_backend.device import (
+    device_name,
+    device_of,
+    dtype_name,
+    mark,
+    seconds_between,
+)
 
 LABEL = "random weights, forced acceptance"
 # Of the weights' memory, in bytes per second, by the makers' data sheets
@@ -164,12 +170,13 @@ class Pair:
             CapturedModel(self._passes[role], vocab_size=self._vocab_size)
             for role in ("target", "draft")
         )
-        proposer: Proposer = ModelProposer(draft) if request.num_draft_tokens else NoProposer()
-        stepwise = StepwiseRounds(target, proposer, request)
         captured = self._rounds[request.num_draft_tokens]
-        return CapturedRounds(
-            captured, draft if request.num_draft_tokens else None, target, stepwise
-        )
+        if request.num_draft_tokens == 0:
+            return CapturedRounds(
+                captured, None, target, StepwiseRounds(target, NoProposer(), request)
+            )
+        stepwise = StepwiseRounds(target, ModelProposer(draft), request)
+        return CapturedRounds(captured, draft, target, stepwise)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -316,15 +323,16 @@ def main(args: Sequence[str]) -> int:
     figures = figures_of(pair, steps, runs, rate)
     figures.append(Figure.of("a copy's bandwidth", [copied / 1e12], "TB/s"))
     names = {role: shape_name(getattr(settings, role)) for role in ("target", "draft")}
-    dtype_name = str(dtype).removeprefix("torch.")
-    title = f"{LABEL}: {names['target']} with {names['draft']}, {dtype_name}, on {device_called}"
+    title = (
+        f"{LABEL}: {names['target']} with {names['draft']}, {dtype_name(dtype)}, on {device_called}"
+    )
     sys.stdout.write(f"{title}\n\n")
     described = {
         "benchmark": "shapes",
         "label": LABEL,
         **asdict(settings),
         **names,
-        "dtype": dtype_name,
+        "dtype": dtype_name(dtype),
         "device": device_called,
         "bandwidth_bytes_per_s": rate,
         "bandwidth_source": source,

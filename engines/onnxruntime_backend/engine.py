@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnxruntime
 
 from engines.base import EngineInfo
-from engines.checkpoints import built_path, commits_of, parse_reference
+from engines.built_pair import BuiltPair
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig
 from engines.loop_engine import LoopEngine, settings_notes
 from engines.onnxruntime_backend.cpu import has_integer_products
@@ -23,11 +23,8 @@ from engines.onnxruntime_backend.sessions import (
     load_session,
     use_one_pool,
 )
-from engines.pairs.compatibility import check_pair
-from engines.pairs.profile import ModelProfile
 from engines.store import EngineStore
 from engines.tensor_files import read_checkpoint
-from engines.tokenizer import Text
 
 logger = logging.getLogger(__name__)
 
@@ -48,37 +45,27 @@ class OnnxEngine(LoopEngine):
         Raises:
             EngineError: They are not built, unreadable, incompatible, no Llamas, or too large.
         """
-        target = parse_reference(config.target)
-        draft = parse_reference(config.draft) if config.draft is not None else None
-        target_path = built_path(target, store)
-        draft_path = built_path(draft, store) if draft is not None else None
-        loaded = {"target": (target, target_path)}
-        if draft is not None and draft_path is not None:
-            loaded["draft"] = (draft, draft_path)
-
-        # Small files first: a pair that does not fit is refused before any weights are read.
-        self._target_shape = LlamaShape.load(target_path, name=target.name)
-        text = Text.load(target_path, name=target.name)
+        pair = BuiltPair.find(config, store)
+        target, draft = pair.target, pair.draft
+        self._target_shape = LlamaShape.load(target.path, name=target.name)
         self._draft_shape = self._target_shape
-        warnings: tuple[str, ...] = ()
-        if draft is not None and draft_path is not None:
-            self._draft_shape = LlamaShape.load(draft_path, name=draft.name)
-            profile = ModelProfile.of(target_path, text.tokenizer, name=target.name)
-            warnings = check_pair(profile, ModelProfile.load(draft_path, name=draft.name)).require()
+        if draft is not None:
+            self._draft_shape = LlamaShape.load(draft.path, name=draft.name)
+        text, warnings = pair.load_text()
 
         started = perf_counter()
         self._draft: onnxruntime.InferenceSession | None = None
         is_narrow = has_integer_products()
-        if draft is not None and draft_path is not None:
-            arrays = read_checkpoint(draft_path, draft.name)
+        if draft is not None:
+            arrays = read_checkpoint(draft.path, draft.name)
             if is_narrow:
-                arrays |= narrow_arrays(draft, store)
+                arrays |= narrow_arrays(draft.reference, store)
             self._draft = load_session(
                 self._draft_shape, arrays, name=draft.name, is_narrow=is_narrow
             )
         self._target: onnxruntime.InferenceSession | None = load_session(
             self._target_shape,
-            read_checkpoint(target_path, target.name),
+            read_checkpoint(target.path, target.name),
             name=target.name,
             is_narrow=False,
         )
@@ -87,20 +74,20 @@ class OnnxEngine(LoopEngine):
 
         shapes = (self._target_shape, self._draft_shape)
         self._vocab_size = min(len(text.tokenizer), *(shape.vocab_size for shape in shapes))
-        notes = (*settings_notes(target_path), *warnings)
+        notes = (*settings_notes(target.path), *warnings)
         if draft is not None and not is_narrow:
             notes = (*notes, SLOW_INTEGERS)
         info = EngineInfo(
             backend="onnxruntime",
-            target=target.described,
-            draft=None if draft is None else draft.described,
+            target=target.reference.described,
+            draft=None if draft is None else draft.reference.described,
             dtype="float32",
             device=f"{platform.machine()} CPU, {use_one_pool()} threads",
             context_length=min(shape.context_length for shape in shapes),
             draft_dtype=None if draft is None else "int4" if is_narrow else "float32",
             notes=notes,
             versions={"onnxruntime": onnxruntime.__version__},
-            commits=commits_of(loaded),
+            commits=pair.commits,
         )
         kinds: tuple[DraftKind, ...] = ("prompt_lookup", "none")
         super().__init__(

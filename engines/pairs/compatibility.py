@@ -46,6 +46,11 @@ class RuleResult:
     remedy: str = ""  # what would make it work, where something would
     differences: tuple[Difference, ...] = ()  # the first of them
 
+    @property
+    def advice(self) -> str:
+        """Return the text with its remedy."""
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
 
 @dataclass(frozen=True, slots=True)
 class PairReport:

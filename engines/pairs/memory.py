@@ -79,12 +79,7 @@ def weight_bytes(config: Mapping[str, Any], dtype: str) -> int | None:
         config: Of the language model.
         dtype: Each weight's, by its name in PyTorch.
     """
-    if "quantization_config" in config:
-        return None
-    try:
-        params = num_params(config)
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
+    params = None if "quantization_config" in config else num_params(config)
     return None if params is None else params * BYTES[dtype]
 
 

@@ -128,10 +128,7 @@ class ModelProfile:
     @property
     def num_params(self) -> int | None:
         """Return its number of weights; None where the architecture is not known."""
-        try:
-            return num_params(self.config)
-        except (KeyError, TypeError, ZeroDivisionError):
-            return None
+        return num_params(self.config)
 
     @property
     def kept_state(self) -> str | None:

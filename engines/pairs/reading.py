@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import bundled
+from engines.checkpoint_build import hub_lines
 from engines.checkpoints import (
     Reference,
     built_path,
@@ -16,7 +17,7 @@ from engines.checkpoints import (
     needed_references,
     parse_reference,
 )
-from engines.child import PROGRESS_PREFIX, child_lines, own_module
+from engines.child import PROGRESS_PREFIX
 from engines.config import EngineConfig
 from engines.errors import ModelLoadError, ModelNotBuiltError, translate_errors
 from engines.gguf_files import header_config
@@ -26,7 +27,6 @@ from engines.small_files import (
     MAX_TOKENIZER_BYTES,
     SMALL_PATTERNS,
     TOKENIZER_FILES,
-    read_json,
     require_small,
 )
 from engines.store import EngineStore
@@ -104,7 +104,8 @@ def read_profile(
                 )
             if folder is None:
                 yield f"fetching the small files of {reference.text}"
-                yield from fetch_small(reference)
+                for line in hub_lines(reference, "--small"):
+                    yield None if line is None or line.startswith(PROGRESS_PREFIX) else line
                 folder = hub_folder(reference, SMALL_PATTERNS)
             if folder is None:
                 raise ModelLoadError(
@@ -116,7 +117,7 @@ def read_profile(
             needed = needed_references(reference)[0]
             needed_profile = yield from read_profile(needed, store, may_fetch=may_fetch)
             assert reference.path is not None
-            config = read_json(reference.path / "config.json")
+            config = read_config(reference.path)
             return ModelProfile(reference.name, config, needed_profile.tokenizer)
         case "bundled" | "gguf":
             try:
@@ -128,20 +129,6 @@ def read_profile(
                 with translate_errors(f"'{file}' cannot be read", {OSError: ModelLoadError}):
                     status = file.stat()
                 return _of_gguf(file, reference.name, status.st_size, status.st_mtime_ns)
-
-
-def fetch_small(reference: Reference) -> Generator[str | None, None, None]:
-    """Download all but the weights of a Hub model, yielding log lines.
-
-    Raises:
-        EngineBuildError: They cannot be had.
-    """
-    revision = ["--revision", reference.revision] if reference.revision else []
-    for line in child_lines(
-        own_module("engines.fetch", str(reference.repo), "--small", *revision),
-        action=f"'{reference.text}' cannot be fetched",
-    ):
-        yield None if line is None or line.startswith(PROGRESS_PREFIX) else line
 
 
 def _of_folder(folder: Path, name: str) -> ModelProfile:

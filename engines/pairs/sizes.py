@@ -11,18 +11,24 @@ QUERY_BIASES = frozenset({"qwen2"})  # of queries, keys and values, and of nothi
 HEAD_NORMS = frozenset({"qwen3", "gemma3_text"})  # of the queries and keys of a head
 FOUR_NORMS = frozenset({"gemma2", "gemma3_text"})  # of each layer, where others have two
 KNOWN = LIKE_LLAMA | QUERY_BIASES | HEAD_NORMS | FOUR_NORMS
+UNTOLD = (KeyError, TypeError, ZeroDivisionError)  # of a size that is missing, or is none
 TIED_BY_DEFAULT = frozenset({"gemma2", "gemma3_text"})
 
 
 def num_params(config: Mapping[str, Any]) -> int | None:
-    """Return the number of weights, tied ones once; None where the architecture is not known here.
+    """Return the number of weights, tied ones once; None where the configuration does not tell.
 
     Args:
         config: Of the language model: `text_config` where a configuration has one.
     """
-    kind = config.get("model_type")
-    if kind not in KNOWN:
+    try:
+        return _num_params(config) if config.get("model_type") in KNOWN else None
+    except UNTOLD:
         return None
+
+
+def _num_params(config: Mapping[str, Any]) -> int:
+    kind = config["model_type"]
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     inner = config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -53,5 +59,5 @@ def kv_values_per_token(config: Mapping[str, Any]) -> int | None:
         head_dim = config.get("head_dim") or hidden // heads
         keys = (config.get("num_key_value_heads") or heads) * head_dim
         return int(2 * keys * config["num_hidden_layers"])
-    except (KeyError, TypeError, ZeroDivisionError):
+    except UNTOLD:
         return None

@@ -11,16 +11,13 @@ import torch
 import transformers
 
 from engines.base import EngineInfo
-from engines.checkpoints import built_path, commits_of, parse_reference
+from engines.built_pair import BuiltPair
 from engines.config import DEFAULT_MIN_DRAFT_PROB, DraftKind, EngineConfig, GenerationRequest
 from engines.drafting import CachedModel, ModelProposer, Proposer
 from engines.errors import EngineError, GenerationError
 from engines.loop_engine import LoopEngine, settings_notes
-from engines.pairs.compatibility import check_pair
-from engines.pairs.profile import ModelProfile
 from engines.speculative import RoundMaker, StepwiseRounds
 from engines.store import EngineStore
-from engines.tokenizer import Text
 from engines.transformers_backend.captured import (
     CapturedModel,
     CapturedPasses,
@@ -76,30 +73,19 @@ class TransformersEngine(LoopEngine):
         device = device_of(config.device)
         dtype = dtype_of(config.dtype, device)
         draft_dtype = draft_dtype_of(config.dtype, device)
-        target = parse_reference(config.target)
-        draft = parse_reference(config.draft) if config.draft is not None else None
-        target_path = built_path(target, store)
-        draft_path = built_path(draft, store) if draft is not None else None
-        loaded = {"target": (target, target_path)}
-        if draft is not None and draft_path is not None:
-            loaded["draft"] = (draft, draft_path)
-
-        # Tokenizers first: a pair that does not fit is refused before any weights are read.
-        text = Text.load(target_path, name=target.name)
-        warnings: tuple[str, ...] = ()
-        if draft is not None and draft_path is not None:
-            profile = ModelProfile.of(target_path, text.tokenizer, name=target.name)
-            warnings = check_pair(profile, ModelProfile.load(draft_path, name=draft.name)).require()
+        pair = BuiltPair.find(config, store)
+        target, draft = pair.target, pair.draft
+        text, warnings = pair.load_text()
 
         started = perf_counter()
         self.target_model: Any = load_model(
-            target_path, name=target.name, dtype=dtype, device=device
+            target.path, name=target.name, dtype=dtype, device=device
         )
         require_rollback(self.target_model, target.name)
         self.draft_model: Any = None
-        if draft is not None and draft_path is not None:
+        if draft is not None:
             self.draft_model = load_model(
-                draft_path, name=draft.name, dtype=draft_dtype, device=device
+                draft.path, name=draft.name, dtype=draft_dtype, device=device
             )
             require_rollback(self.draft_model, draft.name)
         logger.info("loaded %s in %.1f s", config, perf_counter() - started)
@@ -112,14 +98,14 @@ class TransformersEngine(LoopEngine):
         )
         info = EngineInfo(
             backend="transformers",
-            target=target.described,
-            draft=None if draft is None else draft.described,
+            target=target.reference.described,
+            draft=None if draft is None else draft.reference.described,
             dtype=dtype_name(dtype),
             device=device_name(device),
             context_length=min(context_length(model.config) for model in models),
             draft_dtype=None if draft is None else dtype_name(draft_dtype),
-            notes=(*_notes(dtype), *settings_notes(target_path), *warnings),
-            commits=commits_of(loaded),
+            notes=(*_notes(dtype), *settings_notes(target.path), *warnings),
+            commits=pair.commits,
             versions={"torch": str(torch.__version__), "transformers": transformers.__version__},
         )
         self._captured: dict[str, CapturedPasses] = {}  # of the target and the draft

@@ -5,8 +5,6 @@ On a CPU a captured pass is a plain call over the same buffers; on CUDA it is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from engines.benchmark import RunEvent, WarmUp, run
-from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
+from engines.config import DraftKind, GenerationRequest, SamplingParams
 from engines.events import Step
 from engines.stats import stats_of
 from engines.transformers_backend import captured
@@ -27,7 +25,7 @@ from engines.transformers_backend.captured import (
 )
 from engines.transformers_backend.engine import CAPACITY_STEP, TransformersEngine
 from engines.transformers_backend.model import TransformersModel
-from tests.conftest import load_engine
+from tests.engines.transformers.conftest import ask
 from tests.engines.transformers.models import IDS, SIZES, llama, qwen2, qwen3
 
 
@@ -102,20 +100,6 @@ def test_layers_of_another_build_are_not_captured_and_say_so():
 # -- the engine, as it is on CUDA
 
 
-@pytest.fixture
-def engine(tiny_target: Path, tiny_draft: Path) -> Iterator[TransformersEngine]:
-    config = EngineConfig("transformers", str(tiny_target), str(tiny_draft), dtype="float32")
-    with load_engine(config) as loaded:
-        assert isinstance(loaded, TransformersEngine)
-        loaded.is_capturing = True
-        yield loaded
-
-
-def request(engine: TransformersEngine, kind: DraftKind, number: int, **settings: Any):
-    ids = engine.encode("one two one two one", chat_template=False)
-    return GenerationRequest(ids, kind, number, 24, **settings)
-
-
 def steps(engine: TransformersEngine, asked: GenerationRequest) -> list[tuple[Any, ...]]:
     """Return what each step decided and said, without its times."""
     return [
@@ -126,7 +110,7 @@ def steps(engine: TransformersEngine, asked: GenerationRequest) -> list[tuple[An
 @pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_events_are_those_without_capture(engine, kind: DraftKind, temperature: float):
-    asked = request(engine, kind, 3, sampling=SamplingParams(temperature, seed=4))
+    asked = ask(engine, kind, 3, sampling=SamplingParams(temperature, seed=4))
     usual = steps(engine, asked)
     list(engine.prepare(asked))
     assert isinstance(engine.open_target(40), CapturedModel)
@@ -147,14 +131,14 @@ def test_events_are_those_without_capture(engine, kind: DraftKind, temperature: 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_greedy_output_is_the_targets_own(engine, number: int):
     outputs = []
-    for asked in (request(engine, "model", number), request(engine, "none", 0)):
+    for asked in (ask(engine, "model", number), ask(engine, "none", 0)):
         list(engine.prepare(asked))
         outputs.append(stats_of(engine.generate(asked)).output_token_ids)
     assert outputs[0] == outputs[1]
 
 
 def test_passes_are_captured_once_and_told(engine):
-    asked = request(engine, "model", 3)
+    asked = ask(engine, "model", 3)
     first = [message for message in engine.prepare(asked) if message]
     assert [message.split(" in ")[0] for message in first] == [
         "captured passes of the target over 1 token(s)",
@@ -171,13 +155,13 @@ def test_passes_are_captured_once_and_told(engine):
 
 
 def test_a_longer_run_gets_a_larger_cache(engine):
-    list(engine.prepare(request(engine, "none", 0)))
+    list(engine.prepare(ask(engine, "none", 0)))
     assert engine._captured["target"].capacity == CAPACITY_STEP
     assert not isinstance(engine.open_target(CAPACITY_STEP + 1), CapturedModel)
 
 
 def test_a_run_says_what_it_captures_before_it_begins(engine):
-    items = list(run(engine, request(engine, "model", 2), baseline=True))
+    items = list(run(engine, ask(engine, "model", 2), baseline=True))
     first_event = next(i for i, item in enumerate(items) if isinstance(item, RunEvent))
     told = [item.message for item in items[:first_event] if isinstance(item, WarmUp)]
     assert any(message and message.startswith("captured") for message in told)
@@ -193,7 +177,7 @@ def test_where_capturing_fails_the_run_goes_on_without_and_says_why(engine, monk
         raise error
 
     monkeypatch.setattr(CapturedPasses, "capture", fail)
-    asked = request(engine, "model", 3)
+    asked = ask(engine, "model", 3)
     usual = steps(engine, asked)
     assert list(engine.prepare(asked))[-1] == engine.info.notes[0]
     assert engine.info.notes[0].startswith("CUDA graphs are not used, which is slower: ")

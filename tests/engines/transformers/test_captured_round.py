@@ -5,16 +5,15 @@ On a CPU a captured round is called as it is; on CUDA it is two graphs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.config import DraftKind, EngineConfig, GenerationRequest, SamplingParams
+from engines.config import DraftKind, GenerationRequest, SamplingParams
 from engines.drafting import ModelProposer, NoProposer, Proposer
 from engines.errors import GenerationError
 from engines.sampling import NOT_NUMBERS
@@ -23,7 +22,7 @@ from engines.stats import stats_of
 from engines.transformers_backend.captured import CapturedModel, CapturedPasses
 from engines.transformers_backend.captured_round import CapturedRound, CapturedRounds, RoundShape
 from engines.transformers_backend.engine import MAX_ROUNDS, TransformersEngine
-from tests.conftest import load_engine
+from tests.engines.transformers.conftest import ask
 from tests.engines.transformers.models import IDS, llama
 
 VOCAB_SIZE = 60  # of 64 rows
@@ -177,18 +176,9 @@ def test_the_caches_hold_all_but_the_last_token():
 
 
 @pytest.fixture
-def engine(tiny_target: Path, tiny_draft: Path) -> Iterator[TransformersEngine]:
-    config = EngineConfig("transformers", str(tiny_target), str(tiny_draft), dtype="float32")
-    with load_engine(config) as loaded:
-        assert isinstance(loaded, TransformersEngine)
-        loaded.is_capturing = True
-        loaded.default_min_draft_prob = 0.0
-        yield loaded
-
-
-def ask(engine: TransformersEngine, kind: DraftKind, number: int, **settings: Any):
-    ids = engine.encode("one two one two one", chat_template=False)
-    return GenerationRequest(ids, kind, number, 24, **settings)
+def engine(engine: TransformersEngine) -> TransformersEngine:
+    engine.default_min_draft_prob = 0.0
+    return engine
 
 
 def maker_of(engine: TransformersEngine, request: GenerationRequest) -> Any:
